@@ -9,12 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import memo_functions as functions
 import pytest
 from lease_processes import DEADLINE, children, eventually
+from memo_records import attempts
 
 from idempotent_txn import run
 from lease_locks import MAINTAIN_LOCKS, LeaseManager, MemoizingPicklingRunner, run_remote, samethread_shell
@@ -22,6 +24,8 @@ from lease_locks.grants import ending
 from lease_locks.grants.states import Belief
 from lease_locks.memo import remote
 from lease_locks.memo.functions import bind
+from lease_locks.memo.rows import MemoRows
+from lease_locks.memo.stored.records import GONE, TIME_OVER, AttemptRecord
 from lease_locks.waiting import threads
 from lease_locks.waiting.acquiring import acquiring
 from lease_locks.waiting.claims import claim_of
@@ -129,6 +133,49 @@ def test_a_pending_remote_of_an_interrupted_orchestrator_is_adopted(
             assert len(os.listdir(marks)) == 1
     finally:
         shell.start.set()
+
+
+class OneForOurselves(Remotes):
+    """Its first remote is this test's to end; the next ones run at once."""
+
+    cancelled = ""
+
+    def __call__(self, args: Any) -> Future[Any]:
+        if self.futures:
+            return samethread_shell(args)  # type: ignore[return-value]
+        future = self.futures["remote-0"] = Future()
+        future.set_running_or_notify_cancel()
+        future.handle = "remote-0"  # type: ignore[attr-defined]
+        return future
+
+    def cancel(self, handle: str) -> bool:
+        self.cancelled = handle
+        return False
+
+
+def test_that_the_time_of_who_left_is_over_is_no_matter_to_who_adopts(
+    shared_url: str, watching: LeaseManager, marks: Path
+) -> None:
+    """Its remote was stopped meanwhile, say, and ended itself by the clock of the grant that it had joined."""
+    shell = OneForOurselves(shared_url)
+    with LeaseManager(shared_url, cluster="demo", ttl=1.0) as first, pytest.raises(KeyboardInterrupt):
+        Interrupting(first, shell=shell, pipeline_id="demo", max_hold=60.0).call(functions.square, 7, str(marks))
+    runner = MemoizingPicklingRunner(watching, shell=shell, pipeline_id="demo")
+    again = runner.submit(functions.square, 7, str(marks))
+    eventually(lambda: any(attempt.adopted_by for attempt in attempts(runner)), "adopted")
+    keys = MemoRows(watching.space).keys(bind("demo", functions.square, (7, str(marks)), {}).memo)
+
+    def end(tr: Any) -> None:
+        for key, value in tr[keys.attempts : keys.attempts + b"\xff"]:
+            attempt = AttemptRecord.found(bytes(value))
+            if attempt is not None and attempt.adopted_by:
+                tr[bytes(key)] = replace(attempt, state=GONE, note=TIME_OVER).encode()
+
+    run(watching.db, end)
+    shell.futures["remote-0"].set_result(-signal.SIGTERM)
+    assert again.result(DEADLINE) == 49
+    assert len(os.listdir(marks)) == 1
+    assert shell.cancelled == "remote-0", "whatever of it still runs is ended"
 
 
 def test_closing_the_manager_leaves_the_lock_to_the_remote(

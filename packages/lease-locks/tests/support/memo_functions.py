@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -48,6 +50,14 @@ def fails(folder: str, gate: str = "") -> None:
 def dies(folder: str) -> None:
     mark(folder)
     os._exit(3)
+
+
+def tidy(folder: str) -> None:
+    """Ends in its own way when it is told to."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    mark(folder)
+    while True:
+        signal.pause()
 
 
 def big(size: int) -> bytes:

@@ -173,7 +173,7 @@ class Orchestrator:
         def handles(tr: Any) -> list[str]:
             rows = tr.snapshot.get_range(keys.attempts, keys.attempt(bytes(lease.token)))
             found = [AttemptRecord.found(row.value) or AttemptRecord("") for row in rows]
-            running = [a for a in found if a.state in (STARTED, CANCELLED) and a.handle]
+            running = [a for a in found if a.handle and (a.state in (STARTED, CANCELLED) or a.note == TIME_OVER)]
             return [a.handle for a in running if a.shell == self._shell_name]
 
         for handle in run(self.locks.db, handles, strategy=IDEMPOTENT):
@@ -324,7 +324,9 @@ class Orchestrator:
         mine = bytes(lease.token)
         found = [AttemptRecord.found(data) for data in attempts]
         records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
-        self._refuse_ended(keys, lease, records)
+        if any(record.state == CANCELLED for record in records):
+            raise self._cancelled(call.memo, records)
+        self._refuse_late(keys, lease, found[0])
         for record in records:
             if record.state == FAILED and record.failure is not None:
                 self._counting.add(call.memo, "failed")
@@ -343,11 +345,9 @@ class Orchestrator:
             f"nothing: see its output, and `lease-locks inspect {call.memo.uri}`"
         )
 
-    def _refuse_ended(self, keys: MemoKeys, lease: Lease, records: list[AttemptRecord]) -> None:
-        """Raises what a person, or the remote's own clock, has ended it for."""
-        if any(record.state == CANCELLED for record in records):
-            raise self._cancelled(keys.memo, records)
-        if any(record.state == GONE and record.note == TIME_OVER for record in records):
+    def _refuse_late(self, keys: MemoKeys, lease: Lease, own: AttemptRecord | None) -> None:
+        """Raises where the time of this very grant is over by the remote's own clock; that of one it was adopted from is no matter."""
+        if own is not None and own.state == GONE and own.note == TIME_OVER:
             raise self._timed_out(keys, lease)
 
     def _cancelled(self, memo: Memo, records: list[AttemptRecord]) -> InvocationCancelled:

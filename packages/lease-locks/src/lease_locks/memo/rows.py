@@ -36,6 +36,7 @@ from lease_locks.memo.stored.records import (
     FAILED,
     PENDING,
     SUCCEEDED,
+    TIME_OVER,
     AttemptRecord,
     InvocationRecord,
     OutcomeRecord,
@@ -245,7 +246,7 @@ def publish(
     if outcome.payload.digest is not None and not written and not failed:
         unpin_blob(tr, session.space.cluster, outcome.payload.digest, LEASE_PIN + session.sid)
     found = _attempt(tr, keys, attempt) or AttemptRecord(PENDING)
-    if found.state not in (SUCCEEDED, FAILED, CANCELLED):
+    if found.state not in (SUCCEEDED, FAILED, CANCELLED) and not (failed and found.note == TIME_OVER):
         record = replace(
             found,
             state=FAILED if failed else SUCCEEDED,

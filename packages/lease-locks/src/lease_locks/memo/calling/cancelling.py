@@ -16,12 +16,12 @@ from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.rows import MemoKeys, MemoRows, change_attempt
 from lease_locks.memo.stored.addresses import Memo
-from lease_locks.memo.stored.records import CANCELLED, GONE, STARTED, TIME_OVER, AttemptRecord
+from lease_locks.memo.stored.records import CANCELLED, GONE, PENDING, STARTED, TIME_OVER, AttemptRecord
 from lease_locks.session.upkeep import IDEMPOTENT
 
 log = logging.getLogger("lease_locks")
 _TERM_SECONDS: Final = 5.0
-_NOTE_SECONDS: Final = 1.0
+_NOTE_SECONDS: Final = 0.5
 
 
 def cancel(locks: LeaseManager, memo: Memo) -> list[AttemptRecord]:
@@ -62,7 +62,7 @@ def end_when_cancelled(locks: LeaseManager, keys: MemoKeys, lease: Lease) -> Non
 
         def over(tr: Any) -> None:
             attempt = AttemptRecord.found(tr.get(keys.attempt(bytes(lease.token))).value)
-            if attempt is not None and attempt.state == STARTED:
+            if attempt is not None and attempt.state in (PENDING, STARTED):  # pending where it was adopted
                 change_attempt(tr, keys, lease.token, state=GONE, ended_us=wall, note=TIME_OVER)
 
         try:
