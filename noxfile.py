@@ -104,7 +104,9 @@ def tests(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", "-q", *session.posargs)
         return
     # Three on two cores: a third of the time tests wait, for processes, time limits and browsers.
-    session.run("python", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal", success_codes=[0, 1])
+    session.run(
+        "python", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal", "--durations", "30", success_codes=[0, 1]
+    )
     # What failed beside others runs once more alone: on a machine that others load a deadline may be missed, while a
     # defect fails again. Both reports are printed; a test that needed this is a defect to be found.
     failed = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"

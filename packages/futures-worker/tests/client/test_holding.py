@@ -376,6 +376,7 @@ def test_futures_in_between_are_held_until_what_depends_on_them_is_submitted(
                 deadline = time.monotonic() + WAIT
                 while any(one in session.pending for one in spec.dependencies):  # they end meanwhile
                     assert time.monotonic() < deadline
+                    time.sleep(0.05)  # to those who make them end, in this very process
                     session.reader.read()
                 gc.collect()
                 held.append(len([one for one in spec.dependencies if one in let_go]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import calls_of
 
 from fdb_schema import ClusterSpace, open_database
 from futures_worker.client.session import line as client_line
@@ -110,24 +111,51 @@ def test_a_worker_is_woken_thrice_for_a_lone_request(cluster: Cluster) -> None:
     assert (switches() - before) / 200 <= 4.0
 
 
-@pytest.mark.embedded_only("the engine's own functions are counted")
-def test_what_a_lone_request_costs_the_client_in_calls(cluster: Cluster) -> None:
-    """Of functions of Python by the thread that asks: 330 by itself, some more beside other tests. On a busy machine many leave the
-    line, or all."""
-    demo = cluster(1, 1)
-    client = demo.client()
-    call(client, 30)
-    line, least = client._context().line, dict[bool, int]()
+COUNT = """
+import sys
+from futures_worker import Client
+
+calls = 0
+
+def note(frame, event, argument):
+    global calls
+    calls += event == "call"
+
+def ask(client):
+    assert client.submit(abs, -1).result(90.0) == 1
+
+with Client(sys.argv[1], sys.argv[2]) as client:
+    for _ in range(30):
+        ask(client)
+    line, least = client._context().line, {}
     for number in range(1000):
-        before = line.answered
-        calls = calls_of(lambda: call(client, 1))
+        before, calls = line.answered, 0
+        sys.setprofile(note)
+        ask(client)
+        sys.setprofile(None)
         answered = line.answered > before
         least[answered] = min(calls, least.get(answered, calls))
         # Without the line by the pool and mail: rare where nothing else runs, and with what is tried first.
-        if least.get(True, 0) <= 400 and least.get(False, 0) <= 850 and number >= 99:
+        if number >= 99 and least.get(True, 0) <= 360 and least.get(False, 0) <= 850:
             break
-    assert least.get(True, 0) <= 400
-    assert least.get(False, 0) <= 850
+print(least.get(True, 0), least.get(False, 0))
+"""
+
+
+@pytest.mark.embedded_only("the engine's own functions are counted")
+def test_what_a_lone_request_costs_the_client_in_calls(cluster: Cluster) -> None:
+    """Of functions of Python by the thread that asks: some 330. On a busy machine many requests leave the line, or all.
+
+    In a process of its own: what others have loaded, or opened, is looked at, too.
+    """
+    demo = cluster(1, 1)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, demo.url, demo.name], capture_output=True, text=True, timeout=WAIT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    on_the_line, off_it = map(int, done.stdout.split())
+    assert on_the_line <= 360
+    assert off_it <= 850
 
 
 def test_a_task_that_fails_on_the_line_raises(cluster: Cluster) -> None:
