@@ -32,9 +32,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-os.environ.pop(
-    "PYTHONDONTWRITEBYTECODE", None
-)  # else hundreds of processes would each compile everything, see noxfile.py
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # for the processes that tests start, as noxfile.py says
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 pytest_plugins = ["support.clusters"]

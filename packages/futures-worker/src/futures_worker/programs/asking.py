@@ -63,7 +63,7 @@ class Asking:
         Where another attempt has the program by now, its body is unwound: what it would do of that is not for it to do.
         """
         try:
-            return run_patiently(self.context.db, fn, self._space, self._claim, *args, strategy="off")
+            return self.transact(fn, self._claim, *args)
         except ClaimLostError as error:
             self.history.enter(Phase.left)
             self.lost = error
