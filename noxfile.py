@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import sys
 from pathlib import Path
@@ -103,11 +104,12 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("python", "-m", "pytest", "-q", *session.posargs)
         return
+    session.env["MAINSPRING_FRESH_SEED"] = os.environ.get("MAINSPRING_FRESH_SEED") or str(secrets.randbelow(2**31))
     # Three on two cores: a third of the time tests wait, for processes, time limits and browsers.
     session.run(
         "python", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal", "--durations", "30", success_codes=[0, 1]
     )
-    # What failed beside others runs once more alone: on a machine that others load a deadline may be missed, while a
+    # What failed beside others runs once more alone, fresh seeds too, which are those of before: on a machine that others load a deadline may be missed, while a
     # defect fails again. Both reports are printed; a test that needed this is a defect to be found.
     failed = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
     if failed.is_file() and json.loads(failed.read_text(encoding="utf-8")):

@@ -176,3 +176,20 @@ def test_a_shortage_of_the_host_is_charged_to_nobody_and_tried_again_ever_later(
     failure = lab.info(spec.id).failure
     assert failure is not None and failure.reason == "shortage", "it may start only once, and has"
     assert lab.validate() == []
+
+
+@pytest.mark.parametrize(
+    "only_once", [{"max_retries": 0, "max_worker_losses": 0, "max_oom": 0}, {"max_restarts": 0}], ids=["task", "actor"]
+)
+def test_one_that_may_not_begin_again_says_who_gave_it_back(lab: Lab, only_once: dict[str, int]) -> None:
+    worker = lab.worker()
+    spec = lab.spec(**only_once)
+    lab.submit(spec)
+    (claim,) = lab.claim(worker)
+    lab(dm.finish_turn, worker, [Outcome.relinquished(claim, started=True)], Capacity(), 0)
+    failure = lab.info(spec.id).failure
+    assert failure is not None and (failure.reason, failure.message) == (
+        "drained",
+        f"worker {worker} gave it back: drained",
+    )
+    assert lab.validate() == []

@@ -246,7 +246,8 @@ class Outcome:
 
         `started`: its code may have run. A future that may start once only then fails.
         """
-        return cls(claim, "relinquish_claim", None, Failure(reason), started=started)
+        failure = Failure(reason, f"worker {claim.worker} gave it back: {reason}")
+        return cls(claim, "relinquish_claim", None, failure, started=started)
 
     @classmethod
     def left(cls, claim: Claim, away: Away) -> Outcome:
