@@ -91,6 +91,7 @@ def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> Non
     outcomes = [Outcome.realized(claim, b"r") for claim in claims]
     again = counted("turn", dm.finish_turn, worker, outcomes, dm.Capacity(), BATCH)
     assert len(again) == BATCH
+    counted("forget", dm.release_futures, memory_lab.session, [claim.id for claim in claims])
     costs = counted.costs
     # code, args, three index entries; a bell
     assert costs["submit"].changed == 5 * BATCH + 1
@@ -99,6 +100,7 @@ def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> Non
     assert costs["claim"].changed == 6 * BATCH
     # and latest_result, the results row, the worker's row cleared; one mailbox row and its bell
     assert costs["turn"].changed == 6 * BATCH + 3 * BATCH + 2
+    assert costs["forget"].changed == BATCH, "the mark that its submitter let it go"
     assert costs["turn"].calls <= 5, "reads are in bulk"
     assert costs["claim"].calls <= 4
 

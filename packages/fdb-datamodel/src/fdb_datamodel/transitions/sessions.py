@@ -150,8 +150,11 @@ def release_futures(tr: Transaction, space: ClusterSpace, session: bytes, ids: S
     ch = Changes(tr, space)
     encoded = [encode_id(one) for one in ids]
     rows = ch.get_many([ch.keys.future(e, CODE) for e in encoded], snapshot=True)
+    held = [ch.keys.held_by_session(e, session) for e in encoded]
+    for key, row in zip(held, ch.get_many(held), strict=True):
+        if row is not None:  # of what it submitted itself there seldom is one: a clear of nothing costs a row too
+            ch.clear(key)
     for e, code in zip(encoded, rows, strict=True):
-        ch.clear(ch.keys.held_by_session(e, session))
         if code is not None and codec.unpack_code(code)[0] == session:
             ch.set(ch.keys.garbage + e, codec.pack((True, None)))
     ch.flush()
