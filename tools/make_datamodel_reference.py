@@ -32,7 +32,8 @@ _SUBSPACES = {
     ),
     "resource_requirements_ram": "The same futures by ram.",
     "resource_requirements_gpu": "The same futures by gpu.",
-    "results": "Every stored copy of every result. A copy is available iff its holder's incarnation is the live one.",
+    "results": "Every copy of a result that a worker stores; it is available iff its holder's incarnation is the live one. What is inline in "
+    "`latest_result` has no row here, unless a release before format 2 wrote one (is_inline).",
     "workers": "Workers are known by address; each start is a new incarnation.",
     "worker_assignments": "Futures that should, or must (`pinned`), run on one worker.",
     "dependencies": "Edges, from the future that waits.",

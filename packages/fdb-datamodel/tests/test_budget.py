@@ -98,8 +98,8 @@ def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> Non
     assert costs["submit"].read == BATCH
     # three index entries cleared; claim, num_attempts, the worker's row
     assert costs["claim"].changed == 6 * BATCH
-    # and latest_result, the results row, the worker's row cleared; one mailbox row and its bell
-    assert costs["turn"].changed == 6 * BATCH + 3 * BATCH + 2
+    # and latest_result, the worker's row cleared; one mailbox row and its bell
+    assert costs["turn"].changed == 6 * BATCH + 2 * BATCH + 2
     assert costs["forget"].changed == BATCH, "the mark that its submitter let it go"
     assert costs["turn"].calls <= 5, "reads are in bulk"
     assert costs["claim"].calls <= 4
@@ -130,8 +130,8 @@ def test_an_edge_costs_five_rows_and_a_hint(memory_lab: Lab, counted: Any) -> No
     assert counted.costs["submit"].changed == 2 + 3 + 1, "code, args; both ends of the edge, the hint; lineage"
     (claim,) = memory_lab.claim(worker)
     counted("turn", dm.finish_turn, worker, [Outcome.realized(claim, b"r")], dm.Capacity(), 1)
-    # result, its row, worker's row; edge ends, hint, unsettled cleared; the dependent's claim; mail row and bell
-    assert counted.costs["turn"].changed <= 3 + 4 + 3 + 2
+    # result, worker's row; edge ends, hint, unsettled cleared; the dependent's claim; mail row and bell
+    assert counted.costs["turn"].changed <= 2 + 4 + 3 + 2
 
 
 def test_nothing_is_left_of_a_deleted_future_but_its_tombstone(memory_lab: Lab) -> None:

@@ -50,7 +50,8 @@ def test_seed_keys_are_written_as_documented(lab: Lab) -> None:
     assert present == {("futures", name) for name in ("code", "args", "max_retries", "allow_reconstruction")}
     for resource in ("cpu", "ram", "gpu"):
         assert (f"resource_requirements_{resource}", 0, 0, 0, 0, one) in lab.rows()
-    (claim,) = lab.claim(worker)
+    (other,) = lab.submit(lab.spec())
+    claim, large = lab.claim(worker)
     rows = lab.rows()
     assert not any(row[0].startswith("resource_requirements") for row in rows)
     assert ("workers", "127.0.0.1", 1, "claim_future", one) in rows
@@ -59,8 +60,10 @@ def test_seed_keys_are_written_as_documented(lab: Lab) -> None:
     rows = lab.rows()
     assert ("workers", "127.0.0.1", 1, "claim_future", one) not in rows
     assert ("futures", one, "claim") in rows and ("futures", one, "latest_result") in rows
-    (stamp,) = (row[2] for row in rows if row[0] == "results")
-    assert stamp.tr_version == claim.token
+    assert not any(row[0] == "results" for row in rows), "an inline result is all there is of it"
+    lab(dm.realize_future, large, dm.FutureResult(None, 1 << 20, "object", worker))
+    ((_, owner, stamp),) = (row for row in lab.rows() if row[0] == "results")
+    assert (owner, stamp.tr_version) == (other, large.token)
 
 
 def test_submit_again_changes_nothing(lab: Lab) -> None:

@@ -307,7 +307,8 @@ def finish_calls(
             kind = "realized"
             writes[prefix + CLAIM] = claim
             writes[prefix + LATEST_RESULT] = value
-            writes[keys.result(e, token)] = codec.pack_result_row(_held(result, host.worker), token, wall_us)
+            if result.inline is None:
+                writes[keys.result(e, token)] = codec.pack_result_row(_held(result, host.worker), token, wall_us)
             for inner in one.contained:
                 writes[keys.held_by_future(encode_id(inner), e)] = b""
         said.append((kind, value))

@@ -83,7 +83,7 @@ KEYS: tuple[KeyDoc, ...] = (
         "results",
         "(id, versionstamp)",
         "token, size, name, holder, wall_us, is_inline",
-        "each stored copy; the first is keyed by its claim's token, clones and transfers by their own stamp",
+        "each copy that a worker stores; the first is keyed by its claim's token, clones and transfers by their own stamp",
     ),
     KeyDoc("workers", "(ip, port, 'incarnation')", "incarnation, slots, total, …", "the live incarnation: the fence"),
     KeyDoc("workers", "(ip, port, 'heartbeat')", "counter, started_at, load …", "written blindly by the worker"),

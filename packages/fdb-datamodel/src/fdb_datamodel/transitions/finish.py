@@ -187,7 +187,6 @@ def _realize(
     count = len(encoded)
     writes, mail, pack = ch.writes, ch.mail, codec.pack
     here = pack("") + codec.pack_worker(worker) + pack(ch.wall_us)
-    here_inline = here + pack(True)
     stale: list[bytes] = []
     for at, (claim, result) in enumerate(results):
         future_id, token, e = claim.id, claim.token, encoded[at]
@@ -203,15 +202,13 @@ def _realize(
             size = len(result)
             if size > INLINE_RESULT_LIMIT:
                 raise _oversize(future_id, size)
-            packed_size = pack(size)
-            value = head + pack(result) + packed_size + here
-            copy = head + packed_size + here_inline
+            value = head + pack(result) + pack(size) + here  # which is all there is of it
         else:
             full = _complete(future_id, result, worker)
             value = codec.pack_latest_result(full, token, ch.wall_us)
-            copy = codec.pack_result_row(full, token, ch.wall_us)
+            if full.inline is None:
+                writes[stored + e + token_stamp(token)] = codec.pack_result_row(full, token, ch.wall_us)
         writes[futures + e + LATEST_RESULT] = value
-        writes[stored + e + token_stamp(token)] = copy
         writes[held + e] = None
         if claim.limited:
             give_permits_back(ch, ch.load(future_id))

@@ -170,7 +170,8 @@ def put_realized_future(
     if (options := codec.pack_options(codec.options_of(kept))) is not None:
         ch.put(f, OPTIONS, options)
     name_latest(ch, f, full)
-    ch.set(ch.keys.result(f.e, ch.token), codec.pack_result_row(full, ch.token, ch.wall_us))
+    if full.inline is None:
+        ch.set(ch.keys.result(f.e, ch.token), codec.pack_result_row(full, ch.token, ch.wall_us))
     ch.flush()
     return future_id
 

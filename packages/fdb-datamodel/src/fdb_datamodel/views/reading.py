@@ -79,7 +79,12 @@ def describe_future(tr: Transaction, space: ClusterSpace, future_id: UUID | byte
     copies = []
     for _, value in rows:
         with contextlib.suppress(RecordError):
-            copies.append(codec.unpack_result_row(value)[0])
+            copy, inline = codec.unpack_result_row(value)
+            if not inline:  # releases before format 2 wrote one beside `latest_result`
+                copies.append(copy)
+    with contextlib.suppress(RecordError):
+        if f.result is not None and f.result.inline is not None:
+            copies.insert(0, replace(f.result, inline=None))
     info = _describe(f, waiting_on, tuple(copies))
     return with_reason(info, list_workers(tr, space)) if _in_pool(info) else info
 
