@@ -184,7 +184,7 @@ _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
         ],
     ),
     "listeners without the hint": ("listeners-flag", lambda h: h.row(h.running, keys.LISTENERS, None)),
-    "starts that were not counted": ("attempts", lambda h: h.row(h.running, keys.NUM_ATTEMPTS, None)),
+    "starts that were not counted": ("attempts", lambda h: h.row(h.running, keys.NUM_ATTEMPTS, codec.pack(2))),
     "more uncharged than started": ("attempts", lambda h: h.row(h.running, keys.UNCHARGED, codec.pack((1, 1, 1)))),
     "more starts than the budget": ("budget", lambda h: h.row(h.failed, keys.NUM_ATTEMPTS, codec.pack(9))),
     "more losses than the budget": (

@@ -295,12 +295,12 @@ def finish_calls(
             writes[prefix + CODE] = codes[one.session]
             writes[prefix + ALLOW_RECONSTRUCTION] = _FALSE
             writes[prefix + OPTIONS] = options[one.name]
-        writes[prefix + NUM_ATTEMPTS] = _ONE
         if one.failure is not None:
             told = one.failure
             value = codec.pack_failure(replace(told, wall_us=told.wall_us or wall_us, attempt=told.attempt or 1))
             kind = "failed"
             writes[prefix + FAILURE] = value
+            writes[prefix + NUM_ATTEMPTS] = _ONE  # of one that was realized its claim says so
         else:
             result = one.result or FutureResult(b"")
             value = codec.pack_latest_result(_held(result, host.worker), token, wall_us)

@@ -19,7 +19,7 @@ from fdb_datamodel.rows.elements import decode_id
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.records import NO_SESSION, Failure
-from fdb_datamodel.rows.space import CLAIM, CODE, FAILURE, LATEST_RESULT
+from fdb_datamodel.rows.space import CODE, FAILURE, LATEST_RESULT
 from fdb_schema import ClusterSpace, Transaction
 from idempotent_txn import run
 
@@ -61,8 +61,7 @@ def quarantine_future(
         _drop_copies(ch, f.e)
         for name in (LATEST_RESULT, FAILURE):
             ch.put(f, name, None)
-        if CLAIM in f.rows:
-            ch.put(f, CLAIM, None)
+        ch.drop_claim(f)
         write_failure(ch, f, failure)
     else:
         fail_for_good(ch, f, failure, tell_worker=True)

@@ -12,7 +12,7 @@ from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, FutureResult, WorkerId
-from fdb_datamodel.rows.space import CLAIM, DUE, EPOCH, FAILURE, LATE, LATEST_RESULT, UNCHARGED
+from fdb_datamodel.rows.space import DUE, EPOCH, FAILURE, LATE, LATEST_RESULT, UNCHARGED
 from fdb_datamodel.rows.states import FutureState
 
 UNREACHABLE_PAUSE = 0.25  # seconds
@@ -107,7 +107,7 @@ def reconstruct(ch: Changes, f: FutureRows, *, lost: bool) -> FutureState:
         lose_result(ch, f, Failure("object-lost", f"the result of future {show_id(f.id)}{holder} is lost and {what}"))
         return FutureState.failed
     forget_results(ch, f)
-    ch.put(f, CLAIM, None)
+    ch.drop_claim(f)
     ch.put(f, FAILURE, None)
     ch.put(f, UNCHARGED, None)
     ch.put(f, EPOCH, codec.pack((f.epoch + 1, f.attempts)))

@@ -25,7 +25,6 @@ from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, FutureResult
 from fdb_datamodel.rows.space import (
-    CLAIM,
     DUE,
     EDGE,
     FAILURE,
@@ -78,7 +77,7 @@ def write_failure(ch: Changes, f: FutureRows, failure: Failure) -> None:
 def lose_result(ch: Changes, f: FutureRows, failure: Failure) -> None:
     """Realized → Failed (row `lose_result`): every copy is gone and it may not be computed again."""
     forget_results(ch, f)
-    ch.put(f, CLAIM, None)
+    ch.drop_claim(f)
     ch.put(f, LATEST_EXCEPTION, codec.pack_failure(failure))
     write_failure(ch, f, dataclasses.replace(failure, epoch=f.epoch, attempt=f.attempts, wall_us=ch.wall_us))
 

@@ -16,7 +16,6 @@ from fdb_datamodel.rows.records import Failure, Locality, WorkerId
 from fdb_datamodel.rows.space import (
     ARGS,
     AWAY,
-    CLAIM,
     CODE,
     DELETED,
     DUE,
@@ -156,7 +155,7 @@ def release_claim(ch: Changes, f: FutureRows) -> None:
         waits = ch.keys.waits + f.e
         ch.tr.clear_range(waits, waits + b"\xff")
         ch.clear(ch.keys.claim_rows(claim[1].ip, claim[1].port) + f.e)
-        ch.put(f, CLAIM, None)
+        ch.drop_claim(f)
         if LIMITS in f.rows:
             give_permits_back(ch, f)
 

@@ -71,9 +71,7 @@ def start(
     for claim, e in zip(claims, encoded, strict=True):
         prefix = futures + e
         attempt = claim.attempt
-        packed = _ONE_ATTEMPT if attempt == 1 else codec.pack(attempt)
-        writes[prefix + CLAIM] = head + packed
-        writes[prefix + NUM_ATTEMPTS] = packed
+        writes[prefix + CLAIM] = head + (_ONE_ATTEMPT if attempt == 1 else codec.pack(attempt))
         writes[held + e] = row
     return claims
 

@@ -16,7 +16,7 @@ from fdb_datamodel.rows.elements import encode_id, is_id
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import NO_SESSION, WorkerId
-from fdb_datamodel.rows.space import Layout, layout_of
+from fdb_datamodel.rows.space import CLAIM, NUM_ATTEMPTS, Layout, layout_of
 from fdb_schema import (
     ClusterSpace,
     Transaction,
@@ -208,6 +208,12 @@ class Changes:
         else:
             future.rows[name] = value
         self.writes[self.keys.futures + future.e + name] = value
+
+    def drop_claim(self, future: FutureRows) -> None:
+        """Clear the row `claim`; what it counted is kept."""
+        if CLAIM in future.rows:
+            self.put(future, NUM_ATTEMPTS, codec.pack(future.attempts))
+            self.put(future, CLAIM, None)
 
     def ring_pool(self) -> None:
         self.bells.add(self.keys.pool_bell)

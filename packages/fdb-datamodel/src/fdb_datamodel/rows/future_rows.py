@@ -92,7 +92,9 @@ class FutureRows:
 
     @property
     def attempts(self) -> int:
-        return self._int(NUM_ATTEMPTS, 0)
+        """Starts so far: what the claim says, and where there is none what `num_attempts` has kept of it."""
+        claim = self.claim
+        return max(self._int(NUM_ATTEMPTS, 0), claim[3] if claim is not None else 0)
 
     @property
     def max_retries(self) -> int:

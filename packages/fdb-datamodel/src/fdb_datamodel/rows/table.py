@@ -21,9 +21,14 @@ KEYS: tuple[KeyDoc, ...] = (
     ),
     KeyDoc("futures", "(id, 'args')", "payload, dependency ids, is_digest", "absent: no arguments"),
     KeyDoc(
-        "futures", "(id, 'claim')", "token, ip, port, incarnation, wall_us, attempt", "set while Claimed and Realized"
+        "futures", "(id, 'claim')", "token, ip, port, incarnation, wall_us, attempt", "set while Claimed and Realized; attempt: starts so far"
     ),
-    KeyDoc("futures", "(id, 'num_attempts')", "int", "starts so far; never falls; absent: 0"),
+    KeyDoc(
+        "futures",
+        "(id, 'num_attempts')",
+        "int",
+        "starts so far, without that of the claim, which counts it; never falls; absent: 0",
+    ),
     KeyDoc("futures", "(id, 'latest_result')", "token, inline, size, name, holder, wall_us", "set iff Realized"),
     KeyDoc("futures", "(id, 'latest_exception')", "failure", "of the last attempt that failed"),
     KeyDoc("futures", "(id, 'failure')", "failure", "set iff Failed: the reason, for good"),
@@ -218,4 +223,8 @@ SUBSPACES: tuple[str, ...] = tuple(dict.fromkeys(doc.subspace for doc in KEYS))
 
 TIMER_KINDS: tuple[str, ...] = ("backoff", "locality", "queue", "total", "unschedulable", "cancel", "limit")
 
-FORMAT = 1  # of all subspaces of KEYS together, checked under the name "futures"
+FORMAT = 2
+"""Of all subspaces of KEYS together, checked under the name "futures". 2: a claim's row counts its start, which format 1 did in num_attempts too.
+
+What format 1 wrote is read as it is; `open_cluster` brings about the rest.
+"""

@@ -25,7 +25,6 @@ from fdb_datamodel.rows.space import (
     CODE,
     DELETED,
     LATEST_RESULT,
-    NUM_ATTEMPTS,
     OPTIONS,
     layout_of,
 )
@@ -164,7 +163,6 @@ def put_realized_future(
     full = FutureResult(result.inline, result.size, result.name, result.worker or worker, ch.token, ch.wall_us)
     ch.put(f, CODE, codec.pack_code(spec.session, b"", ch.wall_us))
     ch.put(f, CLAIM, codec.pack_claim(worker or _NO_WORKER, ch.token, ch.wall_us, 1))
-    ch.put(f, NUM_ATTEMPTS, codec.pack(1))
     ch.put(f, ALLOW_RECONSTRUCTION, codec.pack(False))
     kept = FutureSpec(name=spec.name, keep=spec.keep, ttl=spec.ttl, dataset=spec.dataset)
     if (options := codec.pack_options(codec.options_of(kept))) is not None:

@@ -25,7 +25,6 @@ from fdb_datamodel.rows.space import (
     DUE,
     FAILURE,
     MAX_RETRIES,
-    NUM_ATTEMPTS,
     OPTIONS,
     REQUIREMENTS,
 )
@@ -133,7 +132,6 @@ def submit_claimed(
             if (args := _args_row(ch, spec)) is not None:
                 ch.put(f, ARGS, args)
             ch.put(f, CLAIM, head + codec.pack(1))
-            ch.put(f, NUM_ATTEMPTS, codec.pack(1))
             ch.set(held + e, row)
         claim = Claim(spec.id, worker, token, attempt, 0, spec.session, spec.code, spec.args, (), {}, shape)
         claim.run_timeout, claim.name, claim.call_options = spec.run_timeout, spec.name, spec.call_options

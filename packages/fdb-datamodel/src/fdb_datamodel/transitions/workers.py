@@ -21,7 +21,7 @@ from fdb_datamodel.rows.records import Failure, Heartbeat, WorkerId, WorkerInfo,
 from fdb_datamodel.rows.space import HEARTBEAT, INCARNATION, layout_of, span
 from fdb_datamodel.rows.table import FORMAT
 from fdb_datamodel.transitions.assign import is_unclaimed, relocate
-from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, read_range
+from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, pack, read_range
 
 _FIRST_BEAT = Heartbeat()
 
@@ -36,9 +36,18 @@ class WorkerSighting(NamedTuple):
 def open_cluster(tr: Transaction, space: ClusterSpace) -> None:
     """Check that this release can read the cluster's futures; what clients and services call first.
 
+    Where an earlier release wrote them it is refused from here on, and its workers that are registered still are fenced: they would count
+    attempts wrongly. What these held is given back by `reap`, uncharged.
+
     Raises NewerFormatError where a newer release wrote them.
     """
-    check_format(tr, space, "futures", FORMAT)
+    if check_format(tr, space, "futures", FORMAT) == FORMAT:
+        return
+    tr.set(space.format.pack(("futures",)), pack(FORMAT))
+    ch = Changes(tr, space)
+    for worker, _, _ in _registered(tr, space):
+        _retire(ch, worker, drained=True)
+    ch.flush()
 
 
 def new_incarnation() -> bytes:

@@ -39,7 +39,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "waiting-timer": "a future in its back-off, or a program that is away, has what ends that: a timer, an edge, an event",
     "edges": "every edge has both ends, its upstream exists and is unfinished, or its settling is still listed",
     "listeners-flag": "a future with listeners carries the hint that makes its end look for them",
-    "attempts": "num_attempts counts starts: at least the claim's attempt, the epoch's base and all that is uncharged",
+    "attempts": "starts are counted: the claim's is the latest, at least as many as num_attempts has, the epoch's base and all that is uncharged",
     "budget": "no future was started more often than its budgets allow",
     "result-rows": "every row of results is of a Realized future and carries its claim's token",
     "lineage": "a future names its dependencies in `lineage`, as long as it isn't deleted, and nobody else does",
@@ -102,8 +102,8 @@ def _check_claim(ch: Changes, f: FutureRows, claim: tuple[bytes, WorkerId, int, 
         yield _found("claim-row", f.id, f"is Claimed by {worker}, which has no claim_future row of that token")
     if f.claimed and not _is_known(ch, worker):
         yield _found("claim-live", f.id, f"is Claimed by {worker}, which is neither registered nor listed as dead")
-    if f.attempts < attempt or attempt < 1:
-        yield _found("attempts", f.id, f"attempt {attempt} is claimed but num_attempts is {f.attempts}")
+    if f.attempts != attempt or attempt < 1:
+        yield _found("attempts", f.id, f"attempt {attempt} is claimed but {f.attempts} were counted before")
 
 
 def _check_counts(f: FutureRows) -> Iterator[Violation]:

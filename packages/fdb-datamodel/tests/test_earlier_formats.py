@@ -1,0 +1,116 @@
+"""A cluster that a release before wrote is read as it is, goes on, and keeps every invariant; that release is refused from then on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datamodel_lab.lab import Lab
+
+import fdb_datamodel as dm
+from fdb_datamodel import Capacity, FutureState, Requirements, WorkerFencedError
+from fdb_datamodel.rows.table import FORMAT
+from fdb_schema import NewerFormatError, check_format, unpack
+
+STORED = Path(__file__).parent / "datamodel_lab" / "format1.json"
+ROOM = Capacity(Requirements(8, "8GiB", 1, named={"db": 4, "x": 4}))
+OLD_WORKER = dm.WorkerId("127.0.0.1", 1, b"w" * 16)
+
+
+class Earlier:
+    """A cluster with the rows that the last release of format 1 left, while a worker ran: its futures by what they are."""
+
+    def __init__(self) -> None:
+        self.lab = Lab()
+        self.lab.session = b"s" * 16
+        found = json.loads(STORED.read_text())
+        self.ids = {name: bytes.fromhex(one) for name, one in found["ids"].items()}
+        prefix = self.lab.space.pack(())
+        for key, value in found["rows"]:
+            self.lab.set_row(prefix + bytes.fromhex(key), bytes.fromhex(value))
+
+    def open(self) -> None:
+        self.lab(dm.open_cluster)
+
+    def info(self, name: str) -> dm.FutureInfo:
+        return self.lab.info(self.ids[name])
+
+    def said(self) -> dict[str, Any]:
+        """What is told of each future."""
+        return {
+            name: (info.state, info.name, info.attempts, info.charged, info.copies, info.requirements, info.result)
+            for name in self.ids
+            for info in [self.info(name)]
+        }
+
+
+@pytest.fixture
+def earlier() -> Earlier:
+    return Earlier()
+
+
+def test_it_says_of_its_futures_what_it_said(earlier: Earlier) -> None:
+    said = earlier.said()
+    assert {name: (row[0].value, row[1], row[2]) for name, row in said.items()} == {
+        "inline": ("realized", "task", 1),
+        "stored": ("realized", "", 1),
+        "failed": ("failed", "", 1),
+        "again": ("claimed", "", 3),
+        "running": ("claimed", "runs", 1),
+        "waiting": ("waiting", "", 0),
+        "plain": ("unclaimed", "named task", 1),
+        "retried": ("unclaimed", "", 1),
+        "large": ("unclaimed", "", 0),
+        "gpu": ("unclaimed", "", 0),
+        "db": ("unclaimed", "", 0),
+        "db large": ("unclaimed", "", 0),
+        "put": ("realized", "thing", 1),
+    }
+    assert [(len(said[name][4]), said[name][4][0].name) for name in ("inline", "stored")] == [(1, ""), (1, "object")]
+    earlier.open()
+    assert earlier.said() == said
+    assert {counted.name: counted.attempts for counted in earlier.lab(dm.census_page)[0] if counted.name} == {
+        row[1]: row[2] for row in said.values() if row[1]
+    }
+
+
+def test_its_workers_are_fenced_and_it_is_refused_from_then_on(earlier: Earlier) -> None:
+    assert earlier.lab(check_format, "futures", 1) == 1
+    earlier.open()
+    assert unpack(earlier.lab.rows()["format", "futures"]) == FORMAT
+    with pytest.raises(NewerFormatError, match=f"has format {FORMAT}, this release reads up to 1: upgrade"):
+        earlier.lab(check_format, "futures", 1)
+    with pytest.raises(WorkerFencedError):
+        earlier.lab.claim(OLD_WORKER)
+    assert earlier.lab.validate() == []
+    earlier.lab.reap()
+    again = earlier.info("again")
+    assert (again.state, again.attempts, again.charged) == (FutureState.unclaimed, 3, 2), "given back, and not charged"
+    assert earlier.lab.validate() == []
+    worker = earlier.lab.worker()
+    earlier.open()
+    assert [status.id for status in earlier.lab(dm.list_workers)] == [worker], "once is enough"
+
+
+def test_its_futures_run_to_their_end(earlier: Earlier) -> None:
+    worker = earlier.lab.worker(2, total=ROOM.free, slots=4)
+    earlier.lab.reap()
+    assert earlier.lab.validate() == []
+    starts: dict[bytes, int] = {}
+    while claims := earlier.lab.claim(worker, 3, ROOM):
+        assert earlier.lab.validate() == []
+        starts.update({claim.id: claim.attempt for claim in claims})
+        earlier.lab(dm.realize_futures, [(claim, b"r") for claim in claims])
+        assert earlier.lab.validate() == []
+    more = {"again": 4, "running": 2, "waiting": 1, "plain": 2, "retried": 2}
+    assert starts == {earlier.ids[name]: number for name, number in more.items()} | {
+        earlier.ids[name]: 1 for name in ("large", "gpu", "db", "db large")
+    }
+    assert not any(row[0].startswith("resource_requirements") for row in earlier.lab.rows())
+    for future_id in earlier.ids.values():
+        earlier.lab(dm.delete_future, future_id)
+    left = {row[0] for row in earlier.lab.rows()}
+    assert left <= {"futures", "workers", "clock", "format", "mailboxes", "bells"}
+    assert earlier.lab.validate() == []
