@@ -83,17 +83,17 @@ def counted(memory_lab: Lab) -> Any:
 
 def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> None:
     worker = memory_lab.worker()
-    specs = [memory_lab.spec(args=b"a") for _ in range(BATCH)]
+    specs = [memory_lab.spec(args=b"a", name="task") for _ in range(BATCH)]
     counted("submit", dm.submit_futures, specs)
     claims = counted("claim", dm.claim_futures, worker, dm.Capacity(), BATCH)
-    later = [memory_lab.spec(args=b"a") for _ in range(BATCH)]
+    later = [memory_lab.spec(args=b"a", name="task") for _ in range(BATCH)]
     memory_lab.submit(*later)
     outcomes = [Outcome.realized(claim, b"r") for claim in claims]
     again = counted("turn", dm.finish_turn, worker, outcomes, dm.Capacity(), BATCH)
     assert len(again) == BATCH
     counted("forget", dm.release_futures, memory_lab.session, [claim.id for claim in claims])
     costs = counted.costs
-    # code, args, three index entries; a bell
+    # code and name, args, three index entries; a bell
     assert costs["submit"].changed == 5 * BATCH + 1
     assert costs["submit"].read == BATCH
     # three index entries cleared; claim, the worker's row
@@ -117,9 +117,9 @@ def test_what_a_future_costs_in_calls(memory_lab: Lab) -> None:
 
 def test_a_pushed_future_costs_less(memory_lab: Lab, counted: Any) -> None:
     worker = memory_lab.worker()
-    claims = counted("push", dm.submit_claimed, [memory_lab.spec(args=b"a") for _ in range(BATCH)], worker)
+    claims = counted("push", dm.submit_claimed, [memory_lab.spec(args=b"a", name="task") for _ in range(BATCH)], worker)
     assert len(claims) == BATCH
-    assert counted.costs["push"].changed == 4 * BATCH + 1, "code, args, claim, the worker's row; its bell"
+    assert counted.costs["push"].changed == 4 * BATCH + 1, "code and name, args, claim, the worker's row; its bell"
 
 
 def test_an_edge_costs_five_rows_and_a_hint(memory_lab: Lab, counted: Any) -> None:

@@ -66,6 +66,25 @@ def test_seed_keys_are_written_as_documented(lab: Lab) -> None:
     assert (owner, stamp.tr_version) == (other, large.token)
 
 
+@pytest.mark.parametrize("name", ["f", "ä" * 256, "f" * 257, "f" * 40_000])
+def test_a_name_is_a_row_of_its_own_only_if_it_is_long(lab: Lab, name: str) -> None:
+    worker = lab.worker()
+    spec = FutureSpec(b"c" * 90_000, session=lab.session, name=name)
+    lab.submit(spec)
+    put = FutureSpec(session=lab.session, name=name)
+    lab(dm.put_realized_future, put, None, b"put")
+    names = {row[2] for row in lab.rows() if row[:2] == ("futures", spec.id)}
+    assert names == ({"code"} if len(name) <= 256 else {"code", "options"})
+    assert (lab.info(spec.id).name, lab.info(put.id).name) == (name, name)
+    (claim,) = lab.claim(worker)
+    (again,) = lab(dm.claims_of, worker)
+    assert claim.name == again.name == name
+    assert {counted.name for counted in lab(dm.census_page)[0]} == {name}
+    pushed = FutureSpec(session=lab.session, name=name)
+    assert [one.name for one in lab(dm.submit_claimed, [pushed], worker)] == [name]
+    assert lab.info(pushed.id).name == name
+
+
 def test_submit_again_changes_nothing(lab: Lab) -> None:
     worker = lab.worker()
     spec = lab.spec()

@@ -195,7 +195,7 @@ def recorded_calls(
             fail_for_good(ch, f, lost_call(f.id, host.id, "the process it was sent to died; it may have run"))
             continue
         args, dependencies = f.arguments
-        found.append(RecordedCall(f.id, f.session, method, args, dependencies[1:], f.option("name")))
+        found.append(RecordedCall(f.id, f.session, method, args, dependencies[1:], f.name))
     finish(ch)
     return found, rows[-1][0][len(prefix) :] + b"\x00" if len(rows) == CALLS_PER_PAGE else b""
 
@@ -274,8 +274,7 @@ def finish_calls(
     token, wall_us = ch.token, ch.wall_us
     claim = codec.pack_claim(host.worker, token, wall_us, 1)
     said: list[tuple[str, bytes]] = []
-    options: dict[str, bytes] = {}
-    codes: dict[bytes, bytes] = {}
+    codes: dict[tuple[bytes, str], bytes] = {}
     writes = ch.writes
     for at, (one, e) in enumerate(zip(outcomes, encoded, strict=True)):
         prefix = keys.futures + e
@@ -288,13 +287,14 @@ def finish_calls(
                 continue
             clear_edges(ch, f)
         else:
-            if one.session not in codes:
-                codes[one.session] = codec.pack_code(one.session, b"", wall_us)
-            if one.name not in options:
-                options[one.name] = codec.pack({"name": one.name})
-            writes[prefix + CODE] = codes[one.session]
+            kind_of_call = one.session, one.name
+            named = codec.name_with_code(one.name)
+            if kind_of_call not in codes:
+                codes[kind_of_call] = codec.pack_code(one.session, b"", wall_us, one.name if named else "")
+            writes[prefix + CODE] = codes[kind_of_call]
             writes[prefix + ALLOW_RECONSTRUCTION] = _FALSE
-            writes[prefix + OPTIONS] = options[one.name]
+            if not named:
+                writes[prefix + OPTIONS] = codec.pack({"name": one.name})
         if one.failure is not None:
             told = one.failure
             value = codec.pack_failure(replace(told, wall_us=told.wall_us or wall_us, attempt=told.attempt or 1))

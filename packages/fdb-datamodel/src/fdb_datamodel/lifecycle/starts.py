@@ -20,6 +20,7 @@ from fdb_schema import RecordError
 _ROWS_PER_FUTURE = 12  # more than a future has; bounds the one read that covers a dense batch
 _NO_LIMIT = float("inf")
 _ONE_ATTEMPT = codec.pack(1)
+_PROGRAM = (ARGS, CODE)
 _NO_INPUTS: Mapping[bytes, FutureResult] = MappingProxyType({})
 
 
@@ -85,6 +86,7 @@ def _claims_of(
     claims: list[Claim] = []
     encoded: list[bytes] = []
     code_seen = session = program = b""
+    name = ""
     for future_id, e, shape, rows, assigned, reason in chosen:
         attempts = options = epoch = None
         if rows is None:
@@ -101,7 +103,7 @@ def _claims_of(
             continue  # an entry without a future, or of one that was quarantined or claimed; validate names it
         try:
             if code != code_seen:  # a batch's futures seldom differ in it
-                session, program, _ = codec.unpack_code(code)
+                session, program, _, name = codec.unpack_code(code)
                 code_seen = code
             payload, dependencies = codec.unpack_args(args) if args is not None else (b"", ())
             attempt = 1 if attempts is None else codec.unpack_int(attempts) + 1
@@ -110,6 +112,7 @@ def _claims_of(
         except RecordError as error:
             raise DamagedFutureError(future_id, str(error)) from error
         claim = Claim(future_id, worker, token, attempt, 0, session, program, payload, dependencies, _NO_INPUTS, shape)
+        claim.name = name
         claim.listened = listened
         if assigned:
             claim.assigned = True
@@ -117,7 +120,7 @@ def _claims_of(
         claim.epoch = generation
         if unpacked is not None:
             claim.run_timeout = unpacked.get("run_timeout")
-            claim.name = unpacked.get("name", "")
+            claim.name = name or unpacked.get("name", "")
             claim.call_options = unpacked.get("call_options", b"")
             claim.limited = bool(unpacked.get("limits"))
         claims.append(claim)
@@ -126,13 +129,8 @@ def _claims_of(
 
 
 def _is_plain(found: dict[bytes, bytes]) -> bool:
-    """Whether these rows, in order, are the arguments and the code of futures, and nothing else of any."""
-    wanted, following = ARGS, CODE
-    for key in found:
-        if not key.endswith(wanted):
-            return False
-        wanted, following = following, wanted
-    return wanted is ARGS
+    """Whether these rows are the arguments and the code of futures, and nothing else of any."""
+    return all(key.endswith(_PROGRAM) for key in found)
 
 
 def affordable(

@@ -136,12 +136,20 @@ class FutureRows:
 
     @property
     def session(self) -> bytes:
-        return self._read(CODE, codec.unpack_code, (NO_SESSION, b"", 0))[0]
+        return self._code[0]
+
+    @property
+    def _code(self) -> tuple[bytes, bytes, int, str]:
+        return self._read(CODE, codec.unpack_code, (NO_SESSION, b"", 0, ""))
+
+    @property
+    def name(self) -> str:
+        return self._code[3] or str(self.option("name"))
 
     @property
     def code(self) -> bytes:
         """What to run, or its digest."""
-        return self._read(CODE, codec.unpack_code, (NO_SESSION, b"", 0))[1]
+        return self._code[1]
 
     @property
     def due(self) -> int | None:
@@ -152,7 +160,7 @@ class FutureRows:
     def submitted(self) -> int:
         """When it was submitted, in µs of wall time; 0: that can't be told."""
         try:
-            return int(self._read(CODE, codec.unpack_code, (b"", b"", 0))[2])
+            return self._code[2]
         except DamagedFutureError:
             return 0
 

@@ -17,11 +17,17 @@ class KeyDoc(NamedTuple):
 #: The reference page is made from this table; a test checks that every row of a live cluster is in it.
 KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
-        "futures", "(id, 'code')", "session, code, is_digest, wall_us", "what to run, and who is mailed when it ends"
+        "futures",
+        "(id, 'code')",
+        "session, code, is_digest, wall_us, name",
+        "what to run, and who is mailed when it ends",
     ),
     KeyDoc("futures", "(id, 'args')", "payload, dependency ids, is_digest", "absent: no arguments"),
     KeyDoc(
-        "futures", "(id, 'claim')", "token, ip, port, incarnation, wall_us, attempt", "set while Claimed and Realized; attempt: starts so far"
+        "futures",
+        "(id, 'claim')",
+        "token, ip, port, incarnation, wall_us, attempt",
+        "set while Claimed and Realized; attempt: starts so far",
     ),
     KeyDoc(
         "futures",
@@ -41,7 +47,10 @@ KEYS: tuple[KeyDoc, ...] = (
         "absent: zero, priority 0, anywhere",
     ),
     KeyDoc(
-        "futures", "(id, 'options')", "map of what isn't default", "budgets, timeouts, back-off, name, call options"
+        "futures",
+        "(id, 'options')",
+        "map of what isn't default",
+        "budgets, timeouts, back-off, call options; a name that is long",
     ),
     KeyDoc("futures", "(id, 'epoch')", "epoch, attempts before it", "reconstructions so far; absent: 0, 0"),
     KeyDoc(

@@ -265,7 +265,7 @@ def claim_of(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, atte
 def describe_claim(ch: Changes, f: FutureRows, worker: WorkerId, token: bytes, attempt: int) -> Claim:
     """A `Claim` from the rows of a Claimed future."""
     f.check_program()
-    session, code, _ = codec.unpack_code(f.rows[CODE])
+    session, code, _, _ = codec.unpack_code(f.rows[CODE])
     payload, dependencies = codec.unpack_args(f.rows.get(ARGS))
     values = ch.get_many([ch.keys.future(encode_id(up), LATEST_RESULT) for up in dependencies], snapshot=True)
     inputs = {up: result_of(up, value) for up, value in zip(dependencies, values, strict=True) if value is not None}
@@ -283,7 +283,7 @@ def describe_claim(ch: Changes, f: FutureRows, worker: WorkerId, token: bytes, a
         inputs,
         shape,
         f.option("run_timeout"),
-        f.option("name"),
+        f.name,
         f.option("call_options"),
         locality is not None,
         locality.reason if locality else None,

@@ -98,7 +98,7 @@ def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: fl
             continue
         if CODE in f.rows:
             f.check_program()
-            _, code, _ = codec.unpack_code(f.rows[CODE])
+            _, code, _, _ = codec.unpack_code(f.rows[CODE])
             if isinstance(code, CodeDigest):
                 codes.add(bytes(code))
         if f.ended and not f.option("keep"):

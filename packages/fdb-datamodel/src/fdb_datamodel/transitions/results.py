@@ -161,10 +161,11 @@ def put_realized_future(
     if result.inline is None and worker is None:
         raise ValueError(f"object {future_id} is neither inline nor held by a worker")
     full = FutureResult(result.inline, result.size, result.name, result.worker or worker, ch.token, ch.wall_us)
-    ch.put(f, CODE, codec.pack_code(spec.session, b"", ch.wall_us))
+    named = codec.name_with_code(spec.name)
+    ch.put(f, CODE, codec.pack_code(spec.session, b"", ch.wall_us, spec.name if named else ""))
     ch.put(f, CLAIM, codec.pack_claim(worker or _NO_WORKER, ch.token, ch.wall_us, 1))
     ch.put(f, ALLOW_RECONSTRUCTION, codec.pack(False))
-    kept = FutureSpec(name=spec.name, keep=spec.keep, ttl=spec.ttl, dataset=spec.dataset)
+    kept = FutureSpec(name="" if named else spec.name, keep=spec.keep, ttl=spec.ttl, dataset=spec.dataset)
     if (options := codec.pack_options(codec.options_of(kept))) is not None:
         ch.put(f, OPTIONS, options)
     name_latest(ch, f, full)

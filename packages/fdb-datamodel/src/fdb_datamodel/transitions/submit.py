@@ -60,7 +60,7 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
     present = _present(ch, specs, encoded)
     writes = ch.writes
     cpu, ram, gpu, _ = keys.index_prefixes(_ZERO, 0)
-    code_row = session = code = None
+    code_row = session = code = name = None
     fresh: set[bytes] = set()  # made and unfinished in this call
     seen: set[bytes] = set()
     pooled = False
@@ -69,8 +69,8 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
             continue
         seen.add(spec.id)
         prefix = futures + e
-        if spec.code is not code or spec.session is not session or code_row is None:
-            code, session = spec.code, spec.session
+        if spec.code is not code or spec.session is not session or spec.name is not name or code_row is None:
+            code, session, name = spec.code, spec.session, spec.name
             code_row = _code_row(ch, spec)
         writes[prefix + CODE] = code_row
         if codec.has_defaults_only(spec) and not spec.dependencies:
@@ -233,6 +233,8 @@ def _write_options(ch: Changes, f: FutureRows, spec: FutureSpec) -> None:
     shape = spec.requirements.shape if spec.requirements else _ZERO
     ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, spec.priority, locality))
     options = codec.options_of(spec)
+    if codec.name_with_code(spec.name):
+        options.pop("name", None)
     ch.put(f, OPTIONS, codec.pack_options(options))
     f.know_options(options)
     if spec.durable:
@@ -249,7 +251,7 @@ def _code_row(ch: Changes, spec: FutureSpec) -> bytes:
     code = spec.code
     if len(code) > INLINE_LIMIT:
         code = put_code(ch.tr, ch.keys.space, code)
-    return codec.pack_code(spec.session, code, ch.wall_us)
+    return codec.pack_code(spec.session, code, ch.wall_us, spec.name if codec.name_with_code(spec.name) else "")
 
 
 def _args_row(ch: Changes, spec: FutureSpec) -> bytes | None:

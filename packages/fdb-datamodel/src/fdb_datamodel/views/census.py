@@ -78,7 +78,7 @@ def _count(ch: Changes, futures: Sequence[FutureRows]) -> list[Counted]:
 
 
 def _count_one(ch: Changes, f: FutureRows) -> Counted:
-    submitted, name, claim = f.submitted, intern(f.option("name")), f.claim  # whoever keeps many keeps few names
+    submitted, name, claim = f.submitted, intern(f.name), f.claim  # whoever keeps many keeps few names
     whose = f.attempts, f.session, f.option("dataset")
     started, worker = (claim[2], intern(f"{claim[1].ip}:{claim[1].port}")) if claim is not None else (0, "")
     if f.failed:

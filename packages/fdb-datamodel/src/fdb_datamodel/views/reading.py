@@ -234,14 +234,14 @@ def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[
     state, reason = _state_and_reason(f, waiting_on, worker)
     if last_failure is not None and not f.ended:
         reason += f"; the last attempt failed ({last_failure.reason}: {last_failure.message})"
-    session, code, wall_us = codec.unpack_code(f.rows[CODE])
+    session, code, wall_us, _ = codec.unpack_code(f.rows[CODE])
     args = f.rows.get(ARGS)
     lost, oom, _ = f.uncharged
     return FutureInfo(
         id=f.id,
         state=state,
         reason=reason,
-        name=f.option("name"),
+        name=f.name,
         session=session,
         attempts=f.attempts,
         charged=f.charged,

@@ -25,17 +25,25 @@ from fdb_datamodel.rows.codec.values import (
 )
 from fdb_datamodel.rows.records import Backoff, CodeDigest, FutureSpec
 
+_NAME_WITH_CODE = 256  # characters; longer ones are options: code may take nearly all of a value
 
-def pack_code(session: bytes, code: bytes, wall_us: int) -> bytes:
-    return pack((session, bytes(code), isinstance(code, CodeDigest), wall_us))
+
+def pack_code(session: bytes, code: bytes, wall_us: int, name: str = "") -> bytes:
+    """`name`: where `name_with_code`."""
+    return pack((session, bytes(code), isinstance(code, CodeDigest), wall_us, *([name] if name else [])))
+
+
+def name_with_code(name: str) -> bool:
+    """Whether a future's name is in the row of its code; else it is an option."""
+    return len(name) <= _NAME_WITH_CODE
 
 
 @reader("code")
-def unpack_code(value: bytes) -> tuple[bytes, bytes, int]:
-    """(session, code or its digest, wall_us)."""
+def unpack_code(value: bytes) -> tuple[bytes, bytes, int, str]:
+    """(session, code or its digest, wall_us, name or "")."""
     f = unpack(value)
-    typed(f, BYTES, BYTES, BOOL, INT)
-    return f[0], (CodeDigest(f[1]) if f[2] else f[1]), f[3]
+    typed(f, BYTES, BYTES, BOOL, INT, STR)
+    return f[0], (CodeDigest(f[1]) if f[2] else f[1]), f[3], nth(f, 4, "")
 
 
 def pack_args(args: bytes, dependencies: tuple[bytes, ...]) -> bytes | None:
@@ -105,7 +113,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def options_of(spec: FutureSpec) -> dict[str, Any]:
-    """What is stored of them: those that aren't the default."""
+    """Those that aren't the default. Of a future the name is stored with its code (`name_with_code`)."""
     found = zip(_DEFAULT_OPTIONS, _options_in_order(spec), strict=True)
     options = {name: value for (name, default), value in found if value != default}
     if spec.backoff is not None:
@@ -165,7 +173,7 @@ def has_defaults_only(spec: FutureSpec) -> bool:
         and spec.requirements is None
         and spec.priority == 0
         and spec.locality is None
-        and not spec.name
+        and name_with_code(spec.name)
         and not spec.call_options
         and spec.backoff is None
         and spec.max_worker_losses == 3
