@@ -75,14 +75,11 @@ def validate(db: Database | str, cluster: str | ClusterSpace) -> list[Violation]
         found += violations
         if after is None:
             break
-    for subspace in SUBSPACES:
-        if subspace == "futures":
-            continue
-        begin = bytes(space[subspace].key())
-        at: bytes | None = begin
-        while at is not None:
-            violations, at = run(db, _check_rows, space, subspace, at)
-            found += violations
+    left = [subspace for subspace in SUBSPACES if subspace != "futures"]
+    at: bytes | None = None
+    while left:
+        violations, left, at = run(db, _check_rows, space, left, at)
+        found += violations
     return list(dict.fromkeys(found))
 
 
@@ -100,17 +97,25 @@ def _check_futures(tr: Transaction, space: ClusterSpace, after: bytes | None) ->
 
 
 def _check_rows(
-    tr: Transaction, space: ClusterSpace, subspace: str, begin: bytes
-) -> tuple[list[Violation], bytes | None]:
+    tr: Transaction, space: ClusterSpace, subspaces: list[str], begin: bytes | None
+) -> tuple[list[Violation], list[str], bytes | None]:
+    """A page of the first of `subspaces` from `begin` on, and of those after it; which are left, and where the first goes on."""
     ch = Changes(tr, space)
-    rows = ch.read(begin, span(bytes(space[subspace].key()))[1], limit=_PAGE_ROWS, snapshot=True)
     found: list[Violation] = []
-    for key, value in rows:
-        if is_known(ch.keys, subspace, key):
-            found += _guarded(f"row {key!r} of {subspace}", partial(_CHECKS[subspace], ch, key, value))
-        else:
-            found.append(_stray(subspace, key))
-    return found, None if len(rows) < _PAGE_ROWS else rows[-1][0] + b"\x00"
+    room = _PAGE_ROWS
+    for number, subspace in enumerate(subspaces):
+        start, end = span(bytes(space[subspace].key()))
+        rows = ch.read(begin or start, end, limit=room, snapshot=True)
+        for key, value in rows:
+            if is_known(ch.keys, subspace, key):
+                found += _guarded(f"row {key!r} of {subspace}", partial(_CHECKS[subspace], ch, key, value))
+            else:
+                found.append(_stray(subspace, key))
+        room -= len(rows)
+        if room == 0:
+            return found, subspaces[number:], rows[-1][0] + b"\x00"
+        begin = None
+    return found, [], None
 
 
 def _stray(subspace: str, key: bytes) -> Violation:

@@ -415,18 +415,20 @@ class World:
     def read(self, body: Callable[[Any], Any]) -> Any:
         return body(self.db.create_transaction())
 
-    def state(self, future_id: bytes) -> str:
+    def state(self, future_id: bytes, tr: Any = None) -> str:
         try:
-            return str(self.read(lambda tr: dm.get_future_state(tr, self.space, future_id)))
+            return str(dm.get_future_state(tr or self.db.create_transaction(), self.space, future_id))
         except FutureDeletedError:
             return "deleted"
 
     def check(self) -> None:
+        tr = self.db.create_transaction()  # one for all: nothing changes meanwhile
         for f in self.model.futures.values():
-            assert self.state(f.id) == f.state, f"{show_id(f.id)} is {self.state(f.id)}, not {f.state} ({f.reason})"
+            state = self.state(f.id, tr)
+            assert state == f.state, f"{show_id(f.id)} is {state}, not {f.state} ({f.reason})"
             if f.state == "deleted":
                 continue
-            info = self.read(lambda tr, f=f: dm.describe_future(tr, self.space, f.id))
+            info = dm.describe_future(tr, self.space, f.id)
             told = (info.attempts, info.epoch, info.losses, info.out_of_memory, info.charged, set(info.waiting_on))
             assert told == (f.attempts, f.epoch, f.lost, f.oom, f.charged, f.edges), (told, f)
             if f.state == "failed":
@@ -442,15 +444,15 @@ class World:
                 assert where is not None or f.where is None or not f.where[1]
                 f.where = f.where if where is not None else None
             if f.state == "realized":
-                copies = self.read(lambda tr, f=f: dm.live_copies(tr, self.space, f.id))
+                copies = dm.live_copies(tr, self.space, f.id)
                 expected = {None} if f.inline else f.copies & self.model.live
                 assert {None if c.inline is not None else c.worker.incarnation for c in copies} == expected
         for session in SESSIONS:
-            entries, _ = self.read(lambda tr, s=session: dm.read_mailbox(tr, self.space, s))
+            entries, _ = dm.read_mailbox(tr, self.space, session)
             got = Counter((entry.id, entry.kind, entry.epoch) for entry in entries)
             assert got == Counter(self.model.mail.get(session, ())), f"mail of {session!r}"
         for worker in self.workers.values():
-            held = self.read(lambda tr, w=worker: dm.claims_of(tr, self.space, w))
+            held = dm.claims_of(tr, self.space, worker)
             running = {
                 f.id for f in self.model.futures.values() if f.holder == worker.incarnation and f.state == "claimed"
             }
