@@ -147,16 +147,16 @@ def test_defect_an_expired_holder_renews_or_releases_over_its_successor(memory_d
 
 def test_defect_a_living_holder_whose_clock_is_off_is_stolen(memory_db: Any) -> None:
     with (
-        LeaseManager(memory_db, ttl=4.0, clocks=Wall(3600.0)) as ahead,
-        LeaseManager(memory_db, ttl=4.0, clocks=Wall(-3600.0)) as behind,
-        LeaseManager(memory_db, ttl=4.0) as right,
+        LeaseManager(memory_db, ttl=2.0, clocks=Wall(3600.0)) as ahead,
+        LeaseManager(memory_db, ttl=2.0, clocks=Wall(-3600.0)) as behind,
+        LeaseManager(memory_db, ttl=2.0) as right,
     ):
         leases = [ahead.acquire("ahead"), behind.acquire("behind")]
         refused: list[str] = []
 
         def steal(name: str) -> None:
             try:
-                right.acquire(name, timeout=6.0)
+                right.acquire(name, timeout=3.0)
             except AcquireTimeout:
                 refused.append(name)
 
@@ -184,7 +184,7 @@ def test_defect_a_dead_holder_whose_clock_is_off_stays_for_an_hour(memory_db: An
 
 def test_defect_one_failed_renewal_ends_the_maintenance(memory_db: Any) -> None:
     db = Unplugged(memory_db)
-    with LeaseManager(db, ttl=6.0) as a, LeaseManager(memory_db, ttl=6.0) as b:
+    with LeaseManager(db, ttl=3.0) as a, LeaseManager(memory_db, ttl=3.0) as b:
         lease = a.acquire("n")
         db.out.set()
         until = time.monotonic() + DEADLINE
@@ -193,7 +193,7 @@ def test_defect_one_failed_renewal_ends_the_maintenance(memory_db: Any) -> None:
             time.sleep(0.01)
         db.out.clear()
         with pytest.raises(AcquireTimeout):
-            b.acquire("n", timeout=7.5)
+            b.acquire("n", timeout=4.0)
         lease.check()
 
 
@@ -251,7 +251,7 @@ def test_defect_renewing_costs_two_writes_a_lease(memory_db: Any) -> None:
                 commits.append(time.monotonic())
             return tr
 
-    ttl = 6.0
+    ttl = 4.0
     with LeaseManager(Counting(memory_db), ttl=ttl) as a:
         leases = [a.acquire(f"n{i}") for i in range(2_000)]
         del commits[:]

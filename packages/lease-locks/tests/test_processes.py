@@ -79,7 +79,7 @@ def test_a_killed_holder_of_another_host_is_succeeded_after_its_ttl_and_never_be
     # Another host's processes can't be looked at.
     monkeypatch.setattr("lease_locks.session.context.process_gone", lambda record: False)
     monkeypatch.setattr(lease_locks.waiting.pausing, "process_gone", lambda record: False)
-    ttl = 4.0
+    ttl = 2.0
     with children(HOLD, url=shared_url, args=(str(ttl),)) as [holder], LeaseManager(shared_db, ttl=ttl) as locks:
         holder.hear()
         got: list[float] = []
@@ -103,10 +103,10 @@ def test_a_killed_holder_of_another_host_is_succeeded_after_its_ttl_and_never_be
 
 
 def test_a_living_holder_is_never_succeeded(shared_url: str, shared_db: Any) -> None:
-    with children(HOLD, url=shared_url, args=("6",)) as [holder], LeaseManager(shared_db, ttl=6.0) as locks:
+    with children(HOLD, url=shared_url, args=("4",)) as [holder], LeaseManager(shared_db, ttl=4.0) as locks:
         writer = holder.hear()
         with pytest.raises(TimeoutError):
-            locks.acquire("a", timeout=8.0)  # longer than 1.1 × ttl
+            locks.acquire("a", timeout=5.0)  # longer than 1.1 × ttl
         info = locks.read("a")
         assert info is not None
         assert info.writer_id == writer
@@ -115,7 +115,7 @@ def test_a_living_holder_is_never_succeeded(shared_url: str, shared_db: Any) -> 
 def test_a_holder_stopped_for_longer_than_its_ttl_believes_nothing_when_it_goes_on(
     shared_url: str, shared_db: Any
 ) -> None:
-    with children(HOLD, url=shared_url, args=("3",)) as [holder], LeaseManager(shared_db, ttl=3.0) as locks:
+    with children(HOLD, url=shared_url, args=("2",)) as [holder], LeaseManager(shared_db, ttl=2.0) as locks:
         first = holder.hear()
         holder.signal(signal.SIGSTOP)
         lease = locks.acquire("a", timeout=DEADLINE)

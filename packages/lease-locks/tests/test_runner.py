@@ -140,7 +140,7 @@ def test_a_restarted_orchestrator_resumes_the_invocation_of_a_killed_one(
     shared_url: str, shared_locks: LeaseManager, marks: Path, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    with children(ORCHESTRATE, ORCHESTRATE, url=shared_url, args=("6", "detached")) as [first, second]:
+    with children(ORCHESTRATE, ORCHESTRATE, url=shared_url, args=("3", "detached")) as [first, second]:
         first.hear()
         first.tell(f"slow_square 6 {marks} {gate}")
         eventually(lambda: executions(marks) == 1, "the remote started")
@@ -149,7 +149,7 @@ def test_a_restarted_orchestrator_resumes_the_invocation_of_a_killed_one(
         second.tell(f"slow_square 6 {marks} {gate}")
         name = shared_locks.list("memo/")[0].name
         eventually(lambda: len((shared_locks.read(name) or pytest.fail("not held")).waiters) == 1, "the second waits")
-        time.sleep(8)  # longer than the ttl of 6 s: the remote alone maintains it
+        time.sleep(4)  # longer than the ttl of 3 s: the remote alone maintains it
         info = shared_locks.read(name)
         assert info is not None
         assert [m.role for m in info.maintainers if m.pid != first.process.pid] == ["remote"]

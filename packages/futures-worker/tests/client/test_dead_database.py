@@ -40,7 +40,7 @@ class Unreliable:
 
 @pytest.fixture
 def unreliable(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
-    monkeypatch.setattr("futures_worker.database.DATABASE_SECONDS", 1.0)
+    monkeypatch.setattr("futures_worker.database.DATABASE_SECONDS", 0.5)
     monkeypatch.setattr("futures_worker.client.session.reader.LOOK_SECONDS", 0.05)
     return Unreliable()
 
@@ -60,7 +60,7 @@ def test_waiting_says_that_the_database_is_gone_and_goes_on_when_it_is_back(
             lambda: list(as_completed(futures)),
             lambda: futures[1].state(),
         ):
-            with pytest.raises(DatabaseUnreachableError, match=r"no answer for 1 s"):
+            with pytest.raises(DatabaseUnreachableError, match=r"no answer for 0.5 s"):
                 ask()
         unreliable.up()
         thread_worker(unreliable.steady, "c")

@@ -88,7 +88,7 @@ def test_a_holder_that_hangs_does_not_outlast_the_timeout(client: Client, listen
 def test_a_lone_client_finds_a_holder_dead(client: Client, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     listener.close()
-    client._context().reader._observer = WorkerObserver(ttl=2.0)
+    client._context().reader._caretaker._observer = WorkerObserver(ttl=2.0)
     with pytest.raises(ObjectLostError, match="may not be reconstructed"):
         held_by(client, port).result(timeout=60)
     assert run(client._context.db, list_workers, SPACE) == []
@@ -173,7 +173,7 @@ def test_a_dead_holder_whose_port_went_to_another_cluster_is_a_lost_object(
     store = ObjectStore(directory, 1 << 20)
     server = StoreServer(listener, b"another cluster's secret" + bytes(8), store, dict)
     server.start()
-    client._context().reader._observer = WorkerObserver(ttl=2.0)
+    client._context().reader._caretaker._observer = WorkerObserver(ttl=2.0)
     try:
         future = held_by(client, listener.getsockname()[1])
         with pytest.raises(ObjectLostError, match="resubmit_if_object_lost"):

@@ -20,8 +20,10 @@ from fdb_datamodel import FutureResult, actors, new_future_id
 from fdb_datamodel.rows import codec
 from futures_worker import Client
 from futures_worker.client.actor_call import Call
+from futures_worker.client.basis import turn
 from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.session import actor_link, call_records, calls
+from futures_worker.client.session import reader as mail_reader
 from futures_worker.client.session.actor_link import ActorLink
 from futures_worker.client.session.calls import await_call
 from futures_worker.payload import dump_result
@@ -129,8 +131,11 @@ def interrupted(act: Callable[[], Any], number: int) -> bool:
 
 
 def test_an_interrupt_anywhere_in_a_wait_loses_no_answer_and_keeps_nobody_from_reading(
-    bench: Callable[..., Bench],
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What an interrupt keeps from being woken finds what came by looks of its own, here soon.
+    monkeypatch.setattr(turn, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(mail_reader, "LOOK_SECONDS", 0.05)
     site = bench()
     link = site.connected()
     reader = site.client._context().calls

@@ -13,12 +13,14 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import pytest
 from support.interrupting import arrivals
 
 import futures_worker.client
 from fdb_datamodel import get_future_states
 from fdb_schema import ClusterSpace
 from futures_worker import Client
+from futures_worker.client.basis import turn
 from futures_worker.client.basis.turn import Flag, Turn, Waiters
 from idempotent_txn import run
 
@@ -156,7 +158,11 @@ def test_no_loop_under_a_lock_ends_where_an_interrupt_would_keep_the_lock() -> N
     assert found == []
 
 
-def test_an_interrupt_anywhere_in_a_first_submit_leaves_a_client_that_stores_and_beats(any_url: str) -> None:
+def test_an_interrupt_anywhere_in_a_first_submit_leaves_a_client_that_stores_and_beats(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_LOOK_SECONDS", 0.05)  # that what an interrupt keeps from being woken is found by
+
     def chosen(code: CodeType) -> bool:
         return code.co_filename.endswith(("/basis/session_life.py", "/basis/intake.py", "/basis/turn.py"))
 

@@ -145,10 +145,11 @@ def test_futures_inside_a_result_live_as_long_as_it_does(cluster: Any) -> None:
 
 
 DIES = """
-import os, signal, sys
+import signal, sys
 from futures_worker import Client
 from futures_worker.client.session import objects
 client = Client(sys.argv[1], sys.argv[2])
+client._context().life._seconds = 0.2  # well within the time to live
 futures = client.map(abs, range(50))
 client.gather(futures)
 if sys.argv[3] == "put":
@@ -177,47 +178,36 @@ else:
 """
 
 
-def kill_a_client(demo: Any, tmp_path: Path, how: str) -> None:
+def test_clients_killed_with_futures_amid_a_put_and_amid_an_upload_leave_nothing_but_tombstones(
+    cluster: Any, tmp_path: Path
+) -> None:
+    demo = cluster(1, 2, "--collect-after", "0.5", "--session-ttl", "1")
     script = tmp_path / "dies.py"
     script.write_text(DIES)
-    process = subprocess.Popen([sys.executable, str(script), demo.url, demo.name, how], stdout=subprocess.PIPE)
+    command = [sys.executable, str(script), demo.url, demo.name]
+    clients = [subprocess.Popen([*command, how], stdout=subprocess.PIPE) for how in ("futures", "put", "upload")]
     try:
-        assert process.stdout is not None and process.stdout.readline().strip()
+        for client in clients:
+            assert client.stdout is not None and client.stdout.readline().strip()
+        (name,) = names_in_store(demo)
+        parsed = parse_name(name)
+        assert parsed is not None and len(parsed.session) == 16
+        assert rows(demo)["blobs"] > 10
     finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_client_killed_with_futures_leaves_nothing_but_tombstones(cluster: Any, tmp_path: Path) -> None:
-    demo = cluster(1, 2, *QUICK)
-    kill_a_client(demo, tmp_path, "futures")
-    await_true(lambda: rows(demo)["tombstones"] == 80)
+        for client in clients:
+            client.kill()
+            client.wait()
+    await_true(lambda: rows(demo)["tombstones"] == 3 * 50 + 30)
     await_true(lambda: not set(rows(demo)) & {"sessions", "mailboxes", "futures", "results", "garbage", "blobs"})
-    demo.check()
-
-
-def test_a_client_killed_while_it_puts_leaves_no_object(cluster: Any, tmp_path: Path) -> None:
-    demo = cluster(1, 2, *QUICK)
-    kill_a_client(demo, tmp_path, "put")
-    (name,) = names_in_store(demo)
-    parsed = parse_name(name)
-    assert parsed is not None and len(parsed.session) == 16
-    await_true(lambda: "sessions" not in rows(demo))
     await_true(lambda: names_in_store(demo) == set())
-
-
-def test_a_client_killed_while_it_uploads_leaves_no_blob(cluster: Any, tmp_path: Path) -> None:
-    demo = cluster(1, 2, *QUICK)
-    kill_a_client(demo, tmp_path, "upload")
-    assert rows(demo)["blobs"] > 10
-    await_true(lambda: "blobs" not in rows(demo))
+    demo.check()
 
 
 STOPS = """
 import sys, time
 from futures_worker import Client
 with Client(sys.argv[1], sys.argv[2]) as client:
-    slow = client.submit(time.sleep, 2)
+    slow = client.submit(time.sleep, 1)
     large = client.submit(bytes, 50_000)
     large.exception()
     print("waiting", flush=True)
@@ -229,7 +219,7 @@ with Client(sys.argv[1], sys.argv[2]) as client:
 
 
 def test_a_client_that_was_stopped_past_its_ttl_goes_on(cluster: Any, tmp_path: Path) -> None:
-    demo = cluster(1, 2, "--session-ttl", "2")
+    demo = cluster(1, 2, "--session-ttl", "1")
     script = tmp_path / "stops.py"
     script.write_text(STOPS)
     process = subprocess.Popen([sys.executable, str(script), demo.url, demo.name], stdout=subprocess.PIPE)

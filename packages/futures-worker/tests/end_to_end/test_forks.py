@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +15,14 @@ Cluster = Callable[..., Any]
 
 
 def fork(how: str) -> str:
-    if os.fork() == 0:
+    copy = os.fork()
+    if copy == 0:
         if how == "exit":
             sys.exit(3)
         if how == "raise":
             raise ValueError("of the copy")
         return "of the copy"
-    time.sleep(0.5)
+    os.waitpid(copy, 0)
     return "of the task"
 
 
@@ -34,10 +34,8 @@ def by_value() -> Any:
 
 
 @pytest.mark.parametrize("how", ["exit", "raise", "return"])
-def test_a_copy_that_a_task_forks_does_not_speak_for_it(cluster: Cluster, how: str) -> None:
-    demo = cluster(workers=0)
-    demo.start("--slots", "1")
-    with demo.client() as client:
+def test_a_copy_that_a_task_forks_does_not_speak_for_it(shared_cluster: Cluster, how: str) -> None:
+    with shared_cluster(workers=1).client() as client:
         assert client.submit(fork, how, max_retries=0).result(WAIT) == "of the task"
 
 
@@ -53,10 +51,8 @@ class Forker:
 
 
 @pytest.mark.parametrize("how", ["exit", "raise", "return"])
-def test_a_copy_that_an_actor_forks_does_not_speak_for_it(cluster: Cluster, how: str) -> None:
-    demo = cluster(workers=0)
-    demo.start("--slots", "1")
-    with demo.client() as client:
+def test_a_copy_that_an_actor_forks_does_not_speak_for_it(shared_cluster: Cluster, how: str) -> None:
+    with shared_cluster(workers=1).client() as client:
         actor = client.actor(Forker)
         assert actor.call(how).result(WAIT) == "of the task, call 1"
         assert actor.call(how).result(WAIT) == "of the task, call 2"
