@@ -50,6 +50,9 @@ def main(arguments: list[str]) -> None:
 def command() -> None:
     """The console script; where the extra that brings a command line isn't installed it says so."""
     try:
+        for name in ("typer", "rich"):  # also what is imported where it is used alone
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         from .cli import main as command_line
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from typer.core import TyperCommand
 
 from . import __version__
@@ -132,6 +130,9 @@ def _fail(text: str, code: int) -> Any:
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Callable[[int], None]]:
     """Count rows on a terminal's standard error; silent elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda rows: bar.advance(task, rows)

@@ -16,19 +16,20 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
-from rich.console import Console
 
 from fdb_schema.database import URL_VARIABLE
 from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, MainspringError, fdb_error_code
 from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
-from fdb_schema.serving.figures import plain, told
+from fdb_schema.serving.figures import WHOLE, plain, told
 from fdb_schema.serving.help import EPILOG, CommandApp
 from fdb_schema.serving.logs import JSON_ESCAPES, printable, redacted
-from fdb_schema.serving.tables import WHOLE, table_of
+
+# rich, and what reads the versions of packages, are imported where they are used: services start without.
+if TYPE_CHECKING:
+    from fdb_schema.serving.tables import table_of
 
 DbOption = Annotated[
     str | None,
@@ -90,6 +91,14 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    if name == "table_of":
+        from fdb_schema.serving.tables import table_of
+
+        return table_of
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def command_app(distribution: str, help_text: str) -> CommandApp:
     """A Typer application with `--version` of `distribution`, and no tracebacks of locals."""
     app = CommandApp(help=help_text, no_args_is_help=True, epilog=EPILOG.format(program=distribution))
@@ -108,6 +117,8 @@ def version_option(distribution: str) -> Any:
 
     def show(wanted: bool) -> None:
         if wanted:
+            from importlib.metadata import PackageNotFoundError, version
+
             try:
                 typer.echo(f"{distribution} {version(distribution)}")
             except PackageNotFoundError:
@@ -181,6 +192,8 @@ def say(text: str, *, err: bool = False) -> None:
 
 def hanging(line: str, indent: int) -> str:
     """The line as it is, but in a terminal that is too narrow over several, all but the first `indent` columns from the left."""
+    from rich.console import Console
+
     console = Console(**_LITERAL)
     if not console.is_terminal or len(line) <= console.width or "\n" in line:
         return line
@@ -225,6 +238,10 @@ def print_rows(
     stands under its row where they leave little, with `under` as soon as it doesn't fit; the others take one line, cut at its
     end where it must be, but never where the column is one of `whole` or for its heading. Elsewhere each row is one line.
     """
+    from rich.console import Console
+
+    from fdb_schema.serving.tables import table_of
+
     listed = list(rows)
     more = 0 if limit is None else max(0, len(listed) - limit)
     listed = listed[: len(listed) - more]
@@ -276,4 +293,6 @@ def completing(find: Callable[[str | None, str, str], Iterable[str]]) -> Callabl
 
 def in_terminal() -> bool:
     """Whether a person reads standard output, and so wants little of much."""
+    from rich.console import Console
+
     return Console().is_terminal

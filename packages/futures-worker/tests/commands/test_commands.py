@@ -290,7 +290,7 @@ def test_a_timeline_of_many_futures_tells_how_far_it_is_and_reads_no_more_than_i
         pages.append(limit)
         return dm.list_futures(tr, space, after, limit, **options)
 
-    monkeypatch.setattr(timeline_command, "Console", Quiet)
+    monkeypatch.setattr("rich.console.Console", Quiet)
     monkeypatch.setattr(timeline_command, "list_futures", listed)
     found = timeline_command._newest(db, space, 700)
     assert [info.name for info in found] == [str(at) for at in range(500, 1_200)]

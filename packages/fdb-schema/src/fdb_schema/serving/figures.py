@@ -10,6 +10,8 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
+WHOLE: Final = ("id", "task", "session", "address")
+"""Columns that are never cut unless a table says otherwise: what one copies into another command."""
 _MICROSECOND: Final = 1e-6
 
 

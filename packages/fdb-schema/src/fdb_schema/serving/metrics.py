@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
 
 from fdb_schema.errors import EXIT_USAGE, MainspringError
@@ -99,46 +98,53 @@ def host_name(header: str) -> str:
     return (match[1] or match[2]) if match else ""
 
 
-class _Server(ThreadingHTTPServer):
-    """A thread per connection, and so many of them; one more takes the place of the oldest."""
+def _serving(address: str, port: int, handler: Any) -> Any:
+    """A server that listens there. `http.server` is imported by those who serve figures: other processes start without."""
+    from http.server import ThreadingHTTPServer
 
-    request_queue_size = 128
-    daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        """A thread per connection, and so many of them; one more takes the place of the oldest."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self._open: dict[socket.socket, None] = {}
-        self._running = 0
-        self._guard = threading.Lock()
-        super().__init__(*arguments)
+        request_queue_size = 128
+        daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            return super().get_request()
-        except (OSError, MemoryError) as error:
-            time.sleep(SHORT_PAUSE)  # no descriptor, or no memory: it passes, and who waits is served then
-            raise OSError(str(error)) from error  # nothing else may come out of here, or the server ends
+        def __init__(self, *arguments: Any) -> None:
+            self._open: dict[socket.socket, None] = {}
+            self._running = 0
+            self._guard = threading.Lock()
+            super().__init__(*arguments)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._guard:
-            self._running += 1  # until `shutdown_request`, which is called whatever becomes of it
-            if self._running > MOST_THREADS:
-                raise ConnectionRefusedError(f"{MOST_THREADS} connections wait for figures already")
-            self._open[request] = None
-            oldest = next(iter(self._open)) if len(self._open) > MOST_CONNECTIONS else None
-            if oldest is not None:
-                del self._open[oldest]
-                with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
-        super().process_request(request, client_address)
+        def get_request(self) -> tuple[socket.socket, Any]:
+            try:
+                return super().get_request()
+            except (OSError, MemoryError) as error:
+                time.sleep(SHORT_PAUSE)  # no descriptor, or no memory: it passes, and who waits is served then
+                raise OSError(str(error)) from error  # nothing else may come out of here, or the server ends
 
-    def shutdown_request(self, request: Any) -> None:
-        with self._guard:
-            self._open.pop(request, None)
-            self._running -= 1
-        super().shutdown_request(request)
+        def process_request(self, request: Any, client_address: Any) -> None:
+            with self._guard:
+                self._running += 1  # until `shutdown_request`, which is called whatever becomes of it
+                if self._running > MOST_THREADS:
+                    raise ConnectionRefusedError(f"{MOST_THREADS} connections wait for figures already")
+                self._open[request] = None
+                oldest = next(iter(self._open)) if len(self._open) > MOST_CONNECTIONS else None
+                if oldest is not None:
+                    del self._open[oldest]
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+            super().process_request(request, client_address)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a connection of %s broke", client_address, exc_info=True)
+        def shutdown_request(self, request: Any) -> None:
+            with self._guard:
+                self._open.pop(request, None)
+                self._running -= 1
+            super().shutdown_request(request)
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            log.debug("a connection of %s broke", client_address, exc_info=True)
+
+    return Server((address, port), handler)
 
 
 class _Page:
@@ -187,6 +193,8 @@ class MetricsServer:
         On loopback it answers under loopback's names alone: a page in a browser could read it by a name of its own that it
         lets point there.
         """
+        from http.server import BaseHTTPRequestHandler
+
         local = is_loopback(address)
         self._page = page = _Page(collect)
 
@@ -221,16 +229,13 @@ class MetricsServer:
             def log_message(self, format: str, *args: Any) -> None:
                 log.debug(format, *args)
 
-        class Server(_Server):
-            address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-
         try:
-            self._server = Server((address, port), Handler)
+            self._server = _serving(address, port, Handler)
         except OSError as error:
             raise MetricsAddressError(
                 f"metrics can't be served at {address}:{port}: {error.strerror or error}; give another --metrics-port"
             ) from None
-        self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
+        self.address: tuple[str, int] = self._server.server_address[:2]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 

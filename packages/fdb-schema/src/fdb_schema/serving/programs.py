@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import Final
 
 from fdb_schema.errors import EXIT_FAILED
 
-_BROUGHT: Final = frozenset({"typer", "rich"})
+_BROUGHT: Final = ("typer", "rich")
 """What the extra `cli` of every package brings."""
 
 
 def start(distribution: str, module: str) -> None:
     """Run `main` of the module with a package's command line; where its extra isn't installed, say how to install it."""
     try:
+        for name in _BROUGHT:  # also what is imported where it is used alone
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         commands = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name not in _BROUGHT:

@@ -10,14 +10,12 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from fdb_schema.serving.figures import told
+from fdb_schema.serving.figures import WHOLE, told
 from fdb_schema.serving.logs import printable
 
 _GAP: Final = 2
 _INDENT: Final = 4  # of what flows and stands under its row
 _LEAST: Final = 16  # of columns that are read with ease; where no more are left, text goes under its row
-WHOLE: Final = ("id", "task", "session", "address")
-"""Columns that are never cut unless a table says otherwise: what one copies into another command."""
 
 
 @dataclass(frozen=True)

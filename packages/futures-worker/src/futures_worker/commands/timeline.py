@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import typer
-from rich.console import Console
 
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, list_futures, list_workers
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, in_terminal
@@ -65,6 +64,8 @@ def timeline(
 
 def _newest(database: Any, space: ClusterSpace, limit: int) -> list[FutureInfo]:
     """The newest futures, oldest of them first; in a terminal it is told how many were read."""
+    from rich.console import Console
+
     infos: list[FutureInfo] = []
     after: bytes | None = None
     console = Console(stderr=True)

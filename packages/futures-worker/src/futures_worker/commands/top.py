@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
 
 from fdb_datamodel import FutureState, WorkerStatus, census_page, list_workers
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, table_of
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json
 from futures_worker.commands.listing import BRIEF_COLUMNS, show_cell, with_busy, worker_row
 from futures_worker.commands.opening import look_into
 from idempotent_txn import run
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 def top(
@@ -28,6 +28,9 @@ def top(
     as_json: JsonOption = False,
 ) -> None:
     """Show workers, futures by state, and how many end per second. Ctrl-C ends it."""
+    from rich.console import Console
+    from rich.live import Live
+
     database, space = look_into(db, cluster)
     console = Console()
     now = look(database, space)
@@ -62,6 +65,11 @@ def look(database: Any, space: Any) -> dict[str, Any]:
 
 
 def _page(cluster: str, now: dict[str, Any], before: dict[str, Any] | None, seconds: float) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    from fdb_schema.serving.tables import table_of
+
     futures = now["futures"]
     text = f"cluster {cluster}: " + ", ".join(f"{count:,} {state}" for state, count in futures.items())
     if before is not None and seconds > 0:

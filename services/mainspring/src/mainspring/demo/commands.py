@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fdb_schema.cli import CommandApp, fail
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
@@ -33,6 +32,8 @@ def sources(
     """Rank the functions of real sources by complexity, on a local cluster that loses a worker midway."""
     if context.invoked_subcommand is not None:
         return
+    from rich.console import Console
+
     from mainspring.demo.sources import analyse, show, standard_library
 
     console = Console()
@@ -65,6 +66,8 @@ def pipeline(
 ) -> None:
     """Write real sources to logs and watch each write cause its run, while every service is killed in turn."""
     import secrets
+
+    from rich.console import Console
 
     from mainspring.demo.pipeline import PipelineSettings
     from mainspring.demo.pipeline_view import show_pipeline

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from fdb_datamodel import parse_size
 from fdb_schema import DEFAULT_CLUSTER, url_of
@@ -63,6 +61,9 @@ def doctor(
 
 
 def _print(findings: list[Finding], where: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(emoji=False, highlight=False, markup=False, soft_wrap=True)
     say(hanging(where, 8))
     for finding in findings:

@@ -7,8 +7,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fdb_schema import DatabaseUrlError, database_url, open_database
 from fdb_schema.cli import JsonOption, print_json
@@ -53,6 +51,9 @@ def migrate(
     target = open_database(to, beside=url.startswith("fdb:"))
     check_still(source)
     total = _rows_of(source)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("copying rows"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as bar:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
 from fdb_schema import ClusterSpace, MainspringError, database_url, open_database
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, printable
@@ -132,6 +131,8 @@ def _check_state(folder: Path) -> None:
 
 
 def _supervise(settings: UpSettings) -> None:
+    from rich.console import Console
+
     console = Console(stderr=False, highlight=False, markup=False, emoji=False, soft_wrap=True)
     specs = services(settings)
     width = max((len(spec.name) for spec in specs), default=0)
