@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "fdb-datamodel" / "keys
 
 _STATES = {
     FutureState.waiting: "on dependencies (rows in `dependencies`) or on a back-off (`due`)",
-    FutureState.unclaimed: "in the three resource indices xor assigned to one worker",
+    FutureState.unclaimed: "in the resource indices, of cpu and of what else it needs, xor assigned to one worker",
     FutureState.claimed: "`claim` is set; the worker's `claim_future` row carries the same token",
     FutureState.realized: "`claim` is set and `latest_result` carries that claim's token",
     FutureState.failed: "the terminal `failure` is set",
@@ -30,8 +30,8 @@ _SUBSPACES = {
         "The index that claims walk, from shape to shape: the exact need first, then the rest of the shape, rounded up to "
         "an eighth of a power of two, so that any number of different amounts is few shapes."
     ),
-    "resource_requirements_ram": "The same futures by ram.",
-    "resource_requirements_gpu": "The same futures by gpu.",
+    "resource_requirements_ram": "Those of these futures that need ram, by how much.",
+    "resource_requirements_gpu": "Those of these futures that need gpus, by how many.",
     "results": "Every copy of a result that a worker stores; it is available iff its holder's incarnation is the live one. What is inline in "
     "`latest_result` has no row here, unless a release before format 2 wrote one (is_inline).",
     "workers": "Workers are known by address; each start is a new incarnation.",

@@ -93,13 +93,13 @@ def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> Non
     assert len(again) == BATCH
     counted("forget", dm.release_futures, memory_lab.session, [claim.id for claim in claims])
     costs = counted.costs
-    # code and name, args, three index entries; a bell
-    assert costs["submit"].changed == 5 * BATCH + 1
+    # code and name, args, an index entry; a bell
+    assert costs["submit"].changed == 3 * BATCH + 1
     assert costs["submit"].read == BATCH
-    # three index entries cleared; claim, the worker's row
-    assert costs["claim"].changed == 5 * BATCH
+    # the index entry cleared; claim, the worker's row
+    assert costs["claim"].changed == 3 * BATCH
     # and latest_result, the worker's row cleared; one mailbox row and its bell
-    assert costs["turn"].changed == 5 * BATCH + 2 * BATCH + 2
+    assert costs["turn"].changed == 3 * BATCH + 2 * BATCH + 2
     assert costs["forget"].changed == BATCH, "the mark that its submitter let it go"
     assert costs["turn"].calls <= 5, "reads are in bulk"
     assert costs["claim"].calls <= 4

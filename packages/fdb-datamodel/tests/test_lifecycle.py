@@ -18,6 +18,7 @@ from fdb_datamodel import (
     Locality,
     Outcome,
     OversizeError,
+    Requirements,
     UnknownFutureError,
     WorkerFencedError,
 )
@@ -48,8 +49,15 @@ def test_seed_keys_are_written_as_documented(lab: Lab) -> None:
     (one,) = lab.submit(lab.spec(args=b"x", max_retries=1, allow_reconstruction=False))
     present = {row[:1] + row[2:] for row in lab.rows() if row[0] == "futures"}
     assert present == {("futures", name) for name in ("code", "args", "max_retries", "allow_reconstruction")}
-    for resource in ("cpu", "ram", "gpu"):
-        assert (f"resource_requirements_{resource}", 0, 0, 0, 0, one) in lab.rows()
+    (needs,) = lab.submit(lab.spec(requirements=Requirements(1, 2048, 2)))
+    indices = {row for row in lab.rows() if row[0].startswith("resource_requirements")}
+    assert indices == {
+        ("resource_requirements_cpu", 0, 0, 0, 0, one),
+        ("resource_requirements_cpu", 1000, 2048, 2000, 0, needs),
+        ("resource_requirements_ram", 2048, 1000, 2000, 0, needs),
+        ("resource_requirements_gpu", 2000, 1000, 2048, 0, needs),
+    }, "in that of cpu always, in the others what needs some"
+    lab(dm.delete_future, needs)
     (other,) = lab.submit(lab.spec())
     claim, large = lab.claim(worker)
     rows = lab.rows()

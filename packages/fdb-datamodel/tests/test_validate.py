@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from datamodel_lab.lab import Lab
+from fdb import tuple as fdb_tuple
 
 import fdb_datamodel as dm
 from fdb_datamodel import INVARIANTS, Failure, FutureResult, Locality, Requirements
@@ -121,16 +122,16 @@ _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
         "one-place",
         lambda h: [
             h.put(prefix + h.pooled, None)
-            for prefix in h.at.index_prefixes((0, 1001, 0), 0)[:3]  # type: ignore[func-returns-value]
+            for prefix in h.at.index_prefixes((0, 1001, 0), 0)[:2]  # type: ignore[func-returns-value]
         ],
     ),
-    "an unclaimed future in two of three indices": (
+    "an unclaimed future in one of two indices": (
         "one-place",
         lambda h: h.put(h.at.index_prefixes((0, 1001, 0), 0)[1] + h.pooled, None),
     ),
     "an assigned future in the pool too": (
         "one-place",
-        lambda h: [h.put(prefix + h.assigned, b"") for prefix in h.at.index_prefixes((0, 0, 0), 0)[:3]],  # type: ignore[func-returns-value]
+        lambda h: h.put(h.at.index_prefixes((0, 0, 0), 0)[0] + h.assigned, b""),
     ),
     "a running future in the pool": (
         "one-place",
@@ -138,7 +139,11 @@ _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
     ),
     "an entry under other requirements": (
         "one-place",
-        lambda h: h.put(h.at.index_prefixes((5000, 0, 0), 0)[2] + h.pooled, b""),
+        lambda h: h.put(h.at.index_prefixes((5000, 0, 0), 0)[0] + h.pooled, b""),
+    ),
+    "an entry in the index of what isn't needed": (
+        "one-place",
+        lambda h: h.put(h.at.gpu + fdb_tuple.pack((0, 0, 1001, 0)) + h.pooled, b""),
     ),
     "an entry that says other needs": (
         "one-place",
@@ -210,7 +215,7 @@ _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
         "waiting-timer",
         lambda h: [
             h.row(h.pooled, keys.AWAY, codec.pack_away("sleep", "")),  # type: ignore[func-returns-value]
-            *[h.put(prefix + h.pooled, None) for prefix in h.at.index_prefixes((0, 1001, 0), 0)[:3]],  # type: ignore[func-returns-value]
+            *[h.put(prefix + h.pooled, None) for prefix in h.at.index_prefixes((0, 1001, 0), 0)[:2]],  # type: ignore[func-returns-value]
         ],
     ),
     "a worker without a heartbeat": ("workers", lambda h: h.put(h.at.heartbeat("127.0.0.1", 1), None)),

@@ -7,12 +7,13 @@ from typing import Any
 
 from datamodel_lab.model import Future
 from datamodel_lab.world import SESSIONS, Op, World
-from fdb_datamodel import Backoff, Claim, Failure, FutureResult, FutureSpec, Locality, Outcome, WorkerId
+from fdb_datamodel import Backoff, Claim, Failure, FutureResult, FutureSpec, Locality, Outcome, Requirements, WorkerId
 
 Choose = Callable[[str, Sequence[Any]], Any]
 
 _REASONS = ("error", "error", "crash", "oom", "oom", "unpickle")
 _KINDS = ("plain", "plain", "plain", "once", "short", "backoff", "soft", "pinned", "timeout")
+_NEEDS = (None, None, Requirements(1, 1000), Requirements(0, 0, 1), Requirements(1, "1GiB", 1, named={"db": 1}))
 
 
 class Drawing:
@@ -51,6 +52,7 @@ class Drawing:
             spec.locality = Locality(self.worker(), None, kind == "pinned")
         elif kind == "timeout":
             spec.total_timeout = 5.0
+        spec.requirements = _NEEDS[self.made % len(_NEEDS)]
         return spec
 
     def outcome(self, claim: Claim) -> Outcome:

@@ -37,6 +37,7 @@ from fdb_datamodel.rows.ids import show_id
 from fdb_schema import ClockReading, MainspringError, fdb_error_code
 
 SESSIONS = (b"a" * 16, b"b" * 16)
+ROOM = Capacity(Requirements(1000, "1TiB", 1000, named={"db": 1000}))  # for all that is drawn
 MODES = ("plain", "plain", "lost", "doubled", "late")
 
 
@@ -185,7 +186,7 @@ class World:
                         f"{show_id(f.id)} could be claimed and wasn't"
                     )
 
-        return Op(lambda tr: dm.claim_futures(tr, self.space, worker, Capacity(), limit), apply, apply)
+        return Op(lambda tr: dm.claim_futures(tr, self.space, worker, ROOM, limit), apply, apply)
 
     def put_back(self) -> None:
         """A claim sends futures that lack an input back to wait, or ends them: follow what it decided."""
@@ -232,7 +233,7 @@ class World:
             self.put_back()
             self.take_claims(worker, value)
 
-        return Op(lambda tr: dm.finish_turn(tr, self.space, worker, outcomes, Capacity(), limit), apply, again)
+        return Op(lambda tr: dm.finish_turn(tr, self.space, worker, outcomes, ROOM, limit), apply, again)
 
     def end(self, f: Future, one: Outcome) -> None:
         if one.event == "realize_future":

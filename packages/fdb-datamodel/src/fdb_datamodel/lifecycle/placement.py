@@ -36,11 +36,10 @@ _CHAIN_KEPT = 64  # ids of a chain of failures that are stored
 # --- the pool and assignments: Unclaimed
 
 
-def index_keys(ch: Changes, f: FutureRows) -> tuple[bytes, bytes, bytes]:
-    """The three keys a future of the pool has."""
+def index_keys(ch: Changes, f: FutureRows) -> list[bytes]:
+    """The keys that a future of the pool has: in the index of cpu, and in those of ram and gpu if it needs some."""
     shape, priority, _ = f.placement
-    cpu, ram, gpu, _ = ch.keys.index_prefixes(shape, priority)
-    return cpu + f.e, ram + f.e, gpu + f.e
+    return [prefix + f.e for prefix in ch.keys.index_prefixes(shape, priority)[:3] if prefix]
 
 
 def enqueue(ch: Changes, f: FutureRows, *, anywhere: bool = False) -> Failure | None:
@@ -68,8 +67,10 @@ def enqueue(ch: Changes, f: FutureRows, *, anywhere: bool = False) -> Failure | 
     cpu, ram, gpu, exact = ch.keys.index_prefixes(shape, priority)
     writes = ch.writes
     writes[cpu + f.e] = b"" if exact else codec.pack(shape)
-    writes[ram + f.e] = b""
-    writes[gpu + f.e] = b""
+    if ram:
+        writes[ram + f.e] = b""
+    if gpu:
+        writes[gpu + f.e] = b""
     ch.ring_pool()
     return None
 

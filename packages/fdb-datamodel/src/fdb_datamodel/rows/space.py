@@ -108,7 +108,10 @@ class Layout:
     # --- resource indices
 
     def index_prefixes(self, shape: Shape, priority: int) -> tuple[bytes, bytes, bytes, bool]:
-        """What comes before the id in the cpu, ram and gpu index, and whether the cpu index's key holds the exact shape."""
+        """What comes before the id in the cpu, ram and gpu index, and whether the cpu index's key holds the exact shape.
+
+        b"" for ram and gpu where none is needed: there is no entry then.
+        """
         found = self._index_prefixes.get((shape, priority))
         if found is None:
             if len(self._index_prefixes) >= _INDEX_PREFIXES_KEPT:
@@ -119,8 +122,8 @@ class Layout:
             pack, lane = fdb_tuple.pack, _lane(named_of(up))
             found = self._index_prefixes[shape, priority] = (
                 self.cpu + lane + bytes(pack((cpu, ram_up, gpu_up, -priority))),
-                self.ram + lane + bytes(pack((ram, cpu_up, gpu_up, -priority))),
-                self.gpu + lane + bytes(pack((gpu, cpu_up, ram_up, -priority))),
+                self.ram + lane + bytes(pack((ram, cpu_up, gpu_up, -priority))) if ram else b"",
+                self.gpu + lane + bytes(pack((gpu, cpu_up, ram_up, -priority))) if gpu else b"",
                 ram_up == ram and gpu_up == gpu and named_of(up) == named_of(shape),
             )
         return found

@@ -83,8 +83,12 @@ KEYS: tuple[KeyDoc, ...] = (
         "empty, or the exact cpu, ram, gpu where rounding lost them",
         "every Unclaimed future of the pool",
     ),
-    KeyDoc("resource_requirements_ram", "(ram, cpu rounded, gpu rounded, -priority, id)", "empty", "the same futures"),
-    KeyDoc("resource_requirements_gpu", "(gpu, cpu rounded, ram rounded, -priority, id)", "empty", "the same futures"),
+    KeyDoc(
+        "resource_requirements_ram", "(ram, cpu rounded, gpu rounded, -priority, id)", "empty", "those that need ram"
+    ),
+    KeyDoc(
+        "resource_requirements_gpu", "(gpu, cpu rounded, ram rounded, -priority, id)", "empty", "those that need gpus"
+    ),
     KeyDoc(
         "resource_requirements_cpu",
         "(named, cpu, ram rounded, gpu rounded, -priority, id)",
@@ -233,7 +237,8 @@ SUBSPACES: tuple[str, ...] = tuple(dict.fromkeys(doc.subspace for doc in KEYS))
 TIMER_KINDS: tuple[str, ...] = ("backoff", "locality", "queue", "total", "unschedulable", "cancel", "limit")
 
 FORMAT = 2
-"""Of all subspaces of KEYS together, checked under the name "futures". 2: a claim's row counts its start, which format 1 did in num_attempts too.
+"""Of all subspaces of KEYS together, checked under the name "futures". 2: a claim's row counts its start, which format 1 did in num_attempts too; no
+entry in the indices of ram and gpu where none is needed.
 
 What format 1 wrote is read as it is; `open_cluster` brings about the rest.
 """

@@ -125,8 +125,11 @@ def _take_out(ch: Changes, worker: WorkerId, assignments: Sequence[Chosen], entr
         writes.update(dict.fromkeys(conflicts))
     for key, priority, one in entries:
         _, ram, gpu, _ = keys.index_prefixes(one.shape, priority)
-        e = one.e
-        writes[key] = writes[ram + e] = writes[gpu + e] = None
+        writes[key] = None
+        if ram:
+            writes[ram + one.e] = None
+        if gpu:
+            writes[gpu + one.e] = None
         conflicts.append(key)
     if conflicts:
         add_read_conflict_keys(ch.tr, conflicts)

@@ -59,7 +59,7 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
     encoded = [encode_id(spec.id) for spec in specs]
     present = _present(ch, specs, encoded)
     writes = ch.writes
-    cpu, ram, gpu, _ = keys.index_prefixes(_ZERO, 0)
+    cpu = keys.index_prefixes(_ZERO, 0)[0]
     code_row = session = code = name = None
     fresh: set[bytes] = set()  # made and unfinished in this call
     seen: set[bytes] = set()
@@ -76,7 +76,7 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
         if codec.has_defaults_only(spec) and not spec.dependencies:
             if spec.args:
                 writes[prefix + ARGS] = _args_row(ch, spec)
-            writes[cpu + e] = writes[ram + e] = writes[gpu + e] = b""
+            writes[cpu + e] = b""
             pooled = True
         else:
             unfinished = _submit_special(ch, spec, e, fresh)

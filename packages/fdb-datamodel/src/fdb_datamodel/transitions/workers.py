@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fdb_datamodel.errors import AddressInUseError, DamagedFutureError, WorkerFencedError
+from fdb_datamodel.errors import AddressInUseError, DamagedFutureError, StrayKeyError, WorkerFencedError
 from fdb_datamodel.lifecycle.attempts import end_attempt
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish
 from fdb_datamodel.lifecycle.placement import lost_pinned
@@ -18,12 +18,13 @@ from fdb_datamodel.rows.elements import decode_id
 from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
-from fdb_datamodel.rows.space import HEARTBEAT, INCARNATION, layout_of, span
+from fdb_datamodel.rows.space import HEARTBEAT, INCARNATION, layout_of, named_in, span
 from fdb_datamodel.rows.table import FORMAT
 from fdb_datamodel.transitions.assign import is_unclaimed, relocate
-from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, pack, read_range
+from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, pack, prefix_end, read_range
 
 _FIRST_BEAT = Heartbeat()
+_NOTHING = b"\x14"  # the number 0 in a key
 
 
 class WorkerSighting(NamedTuple):
@@ -48,6 +49,23 @@ def open_cluster(tr: Transaction, space: ClusterSpace) -> None:
     for worker, _, _ in _registered(tr, space):
         _retire(ch, worker, drained=True)
     ch.flush()
+    _clear_needless_entries(tr, ch)
+
+
+def _clear_needless_entries(tr: Transaction, ch: Changes) -> None:
+    """Format 1 had every future of the pool in the indices of ram and gpu, those that need none too."""
+    for base in (ch.keys.ram, ch.keys.gpu):
+        lanes, end = base + b"\x02", base + b"\x03"
+        prefixes = [base]
+        while rows := read_range(tr, lanes, end, limit=1):
+            key = rows[0][0]
+            try:
+                prefixes.append(key[: named_in(key, len(base))[1]])
+                lanes = prefixes[-1] + b"\xff"
+            except StrayKeyError:
+                lanes = key + b"\x00"
+        for prefix in prefixes:
+            tr.clear_range(prefix + _NOTHING, prefix_end(prefix + _NOTHING))
 
 
 def new_incarnation() -> bytes:

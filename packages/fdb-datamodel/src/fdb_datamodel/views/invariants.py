@@ -35,7 +35,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "result-iff-realized": "latest_result is there iff the future is Realized: it carries the claim's token",
     "claim-row": "a future is Claimed iff the claiming worker's claim_future row carries the same token",
     "claim-live": "a running claim's incarnation is registered, or listed as dead and about to be reaped",
-    "one-place": "an Unclaimed future is in all three resource indices xor assigned to one worker; no other one is in any",
+    "one-place": "an Unclaimed future is in the resource indices, of cpu and of what else it needs, xor assigned to one worker; no other one is in any",
     "waiting-timer": "a future in its back-off, or a program that is away, has what ends that: a timer, an edge, an event",
     "edges": "every edge has both ends, its upstream exists and is unfinished, or its settling is still listed",
     "listeners-flag": "a future with listeners carries the hint that makes its end look for them",
@@ -150,7 +150,7 @@ def _check_place(ch: Changes, f: FutureRows) -> Iterator[Violation]:
         yield _found(
             "one-place",
             f.id,
-            f"is Unclaimed, in indices cpu, ram, gpu: {in_pool}, assigned: {assigned} (shape {shape})",
+            f"is Unclaimed, in the indices of what it needs: {in_pool}, assigned: {assigned} (shape {shape})",
         )
 
 
