@@ -199,18 +199,27 @@ def command(*words: str) -> Any:
     return CliRunner().invoke(app, ["cancel", *words])
 
 
+@pytest.mark.parametrize("first", ["the command", "the remote"])
 def test_the_command_cancels_what_is_computed_and_ends_a_process_of_this_host(
-    locks: LeaseManager, shared_url: str, marks: Path, tmp_path: Path
+    locks: LeaseManager, shared_url: str, marks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     where = "--db", shared_url, "--cluster", "demo"
-    with LeaseManager(shared_url, cluster="demo") as first:
-        runner = Leaving(first, shell=detached_shell, pipeline_id="demo")
+    with LeaseManager(shared_url, cluster="demo") as orchestrating:
+        runner = Leaving(orchestrating, shell=detached_shell, pipeline_id="demo")
         with pytest.raises(KeyboardInterrupt):
             runner.call(functions.slow_square, 6, str(marks), str(tmp_path / "gate"))
     memo = bind("demo", functions.slow_square, (6, str(marks), str(tmp_path / "gate")), {}).memo
     (pid,) = [int(a.handle.split(":")[1]) for a in attempts(runner_of(locks)) if a.state == "started"]
     assert command(memo.uri, "--dry-run", *where).output == "would cancel 1 invocation\n"
     assert not gone(pid)
+    if first == "the remote":  # it hears of it, and ends itself, before the command gets to it
+
+        def cancelled(*meant: Any) -> Any:
+            found = cancel(*meant)
+            eventually(lambda: gone(pid), "the remote ends itself")
+            return found
+
+        monkeypatch.setattr("lease_locks.cli.forgetting.cancel", cancelled)
     done = json.loads(command(memo.uri.rpartition("/")[0], "--json", *where).output)
     assert (done["invocations"], done["cancelled"], len(done["ended_here"])) == (1, True, 1)
     eventually(lambda: gone(pid), "the remote ends")

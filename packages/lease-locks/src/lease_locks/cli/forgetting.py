@@ -16,8 +16,9 @@ from lease_locks.locks import LeaseManager
 from lease_locks.memo.calling.cancelling import cancel
 from lease_locks.memo.pruning import forget, prune
 from lease_locks.memo.rows import MemoRows
-from lease_locks.memo.shells import end_process
+from lease_locks.memo.shells import end_process, is_alive
 from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.records import AttemptRecord
 
 
 def register(app: typer.Typer) -> None:
@@ -87,9 +88,13 @@ def cancel_invocations(
         if dry_run:
             count += locks.read(memo.lock_name) is not None
             continue
+        here = _running_here(locks, memo)
         attempts = cancel(locks, memo)
         count += bool(attempts)
-        remotes += [attempt.remote or attempt.handle for attempt in attempts if end_process(attempt.handle)]
+        for attempt in attempts:
+            # A remote that hears of it sooner than we get to it has ended by itself: it was this that ended it.
+            if end_process(attempt.handle) or attempt.handle in here:
+                remotes.append(attempt.remote or attempt.handle)
     if not count:
         raise LeaseNotFoundError(f"nobody computes {memo_uri}")
     if json:
@@ -97,6 +102,17 @@ def cancel_invocations(
     else:
         ended = f", and ended {', '.join(remotes)}" if remotes else ""
         say(f"{'would cancel' if dry_run else 'cancelled'} {counted(count, 'invocation')}{ended}")
+
+
+def _running_here(locks: LeaseManager, memo: Memo) -> set[str]:
+    """The handles of an invocation's remotes that are processes of this host and run."""
+    found = [
+        AttemptRecord.found(value)
+        for _, columns in MemoRows(locks.space).scan(locks.db, memo.pipeline, memo.function, memo.digest)
+        for column, value in columns.items()
+        if column.startswith("att:")
+    ]
+    return {one.handle for one in found if one is not None and is_alive(one.handle)}
 
 
 def prune_memos(

@@ -65,17 +65,21 @@ def _follow(process: subprocess.Popen[bytes]) -> Future[int]:
 
 def end_process(handle: str) -> bool:
     """TERM for the process of a handle, and KILL where that doesn't end it; False where it has ended, is another host's, or none."""
-    if not _alive(handle):
+    if not is_alive(handle):
         return False
     pid = int(handle.split(":")[1])
-    os.kill(pid, signal.SIGTERM)
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:  # just now
+        return False
 
     def kill() -> None:
         until = time.monotonic() + _TERM_SECONDS
-        while _alive(handle) and time.monotonic() < until:
+        while is_alive(handle) and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
-        if _alive(handle):
-            os.kill(pid, signal.SIGKILL)
+        if is_alive(handle):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=kill, name="lease-shell-end", daemon=True).start()
     return True
@@ -118,13 +122,13 @@ class DetachedSubprocessShell:
 
     def attach(self, handle: str) -> Future[None] | None:
         """Follow a remote that another process of this host started."""
-        if not _alive(handle):
+        if not is_alive(handle):
             return None
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
 
         def follow() -> None:
-            while _alive(handle):
+            while is_alive(handle):
                 time.sleep(_LOOK_SECONDS)
             future.set_result(None)
 
@@ -136,7 +140,8 @@ class DetachedSubprocessShell:
         return end_process(handle)
 
 
-def _alive(handle: str) -> bool:
+def is_alive(handle: str) -> bool:
+    """Whether a handle's process runs, on this host."""
     boot, _, rest = handle.partition(":")
     pid, _, start = rest.partition(":")
     found = process_start(int(pid)) if boot == boot_id() and pid.isdecimal() else None
