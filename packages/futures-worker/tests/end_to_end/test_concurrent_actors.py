@@ -11,9 +11,16 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
+from fdb_datamodel import new_future_id
+from fdb_datamodel.actors import find_actor
 from futures_worker import ActorDiedError, FutureFailedError, cancel_requested, current_client
+from futures_worker.database import ask
+from futures_worker.objects.store_secret import ClusterSecrets
+from futures_worker.ports import wire
+from futures_worker.ports.handshake import ACTOR
 
 WAIT = 60.0
 
@@ -287,6 +294,37 @@ def test_a_queued_call_that_another_process_cancels_does_not_run(shared_cluster:
     for call in calls[1:3]:
         with pytest.raises(CancelledError):
             call.result(timeout=WAIT)
+    demo.check()
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_cancel_that_an_actor_hears_before_the_call_keeps_it_from_running(
+    shared_cluster: Any, concurrency: int
+) -> None:
+    """Who cancels has a connection of his own, and that may be read first."""
+    demo = shared_cluster(workers=1)
+    client = demo.client()
+    queue: Any = client.actor(Queue, concurrency=concurrency)
+    assert queue.note(0).result(timeout=WAIT) == [0]
+    session, cancelled = client._context(), new_future_id()
+    place = ask(session.db, find_actor, session.space, queue._id, strategy="off")
+    secrets = ClusterSecrets(session.db, session.space)
+    with wire.connect((place.ip, place.port), secrets, role=ACTOR, incarnation=queue._id) as connection:
+        records = connection.records()
+        for said in (
+            ("hello", queue._id, place.start, session.id),
+            ("cancel", cancelled),
+            ("call", cancelled, "note", "Queue.note", b"", ()),
+        ):
+            connection.sock.sendall(records.pack(msgpack.packb(said)))
+        unpacker, answers = msgpack.Unpacker(), []
+        while not answers:
+            unpacker.feed(b"".join(records.feed(connection.sock.recv(1 << 16))))
+            answers += unpacker
+    assert answers[0][:2] == [cancelled, "failed"]
+    with pytest.raises(CancelledError):
+        client.get_future(cancelled).result(timeout=WAIT)
+    assert queue.note(1).result(timeout=WAIT) == [0, 1]
     demo.check()
 
 

@@ -50,6 +50,7 @@ MOST_PER_BATCH: Final = 200
 BATCH_BYTES: Final = 300_000  # of results in one transaction
 BATCH_SECONDS: Final = 0.001  # after which what ran is recorded, though more calls wait
 MOST_QUEUED: Final = 10_000  # calls taken in before those that sent them have to wait
+MOST_CANCELLED: Final = 20_000  # cancels that are remembered: of calls that wait, and of others, which may have ended
 MOST_CALLERS: Final = 1024  # connections at one time, and at most half of the descriptors; a further caller tries again
 MOST_UNREAD: Final = 32 << 20  # bytes of answers a caller doesn't read, after which its calls are left where they are
 READ_BYTES: Final = 1 << 18
@@ -111,7 +112,7 @@ class Server:
         self._owner = owner
         self._looked = time.monotonic()
         self._queue: deque[Call] = deque()
-        self._cancelled: set[bytes] = set()
+        self._cancelled: dict[bytes, None] = {}  # calls that are not to begin, in the order of their cancels
         self._recorded: set[bytes] = set()  # calls taken from their records; their callers may send them as well
         self._callers: dict[int, Caller] = {}
         self._accepted: deque[wire.Connection] = deque()
@@ -271,8 +272,11 @@ class Server:
             raise ValueError(f"unknown message {kind!r}")
 
     def _cancel(self, call_id: bytes) -> None:
-        if any(call.id == call_id for call in self._queue):
-            self._cancelled.add(call_id)
+        """Keep a call from beginning that waits here, or is yet to be read: its caller has another connection than who cancels it."""
+        if is_id(call_id):
+            self._cancelled[call_id] = None
+            if len(self._cancelled) > MOST_CANCELLED:
+                del self._cancelled[next(iter(self._cancelled))]
 
     def _arrive_again(self, call: Call) -> None:
         """A call that was taken from its record: if it still waits it gets its caller, else its caller gets its end."""
@@ -339,7 +343,7 @@ class Server:
         if not call.method:
             return failed(call, Failure("actor-died", "it ran, and how it ended is unknown"))  # its record counts
         if call.id in self._cancelled:
-            self._cancelled.discard(call.id)
+            del self._cancelled[call.id]
             return failed(call, Failure("cancelled", "the call was cancelled before it began"))
         return self._calls.run(call, self._finished)
 

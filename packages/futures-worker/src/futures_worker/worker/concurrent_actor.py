@@ -108,13 +108,18 @@ class ConcurrentServer(Server):
         queued = self._find_queued(call_id)
         if queued is not None:
             self._queue.remove(queued)
-            under_way = self._known[call_id] = UnderWay(queued)
-            self._free -= 1  # as one that begins and ends at once
-            self._end(under_way, failed(queued, Failure("cancelled", "the call was cancelled before it began")))
+            self._end_unbegun(queued)
         elif call_id in self._known:
             under_way = self._known[call_id]
             under_way.cancel_requested = True
             self._loop.call_soon_threadsafe(_stop, under_way)
+        else:
+            super()._cancel(call_id)
+
+    def _end_unbegun(self, call: Call) -> None:
+        under_way = self._known[call.id] = UnderWay(call)
+        self._free -= 1  # as one that begins and ends at once
+        self._end(under_way, failed(call, Failure("cancelled", "the call was cancelled before it began")))
 
     def _arrive_again(self, call: Call) -> None:
         under_way = self._known.get(call.id)
@@ -129,6 +134,10 @@ class ConcurrentServer(Server):
     # --- they run
 
     def _begin(self, call: Call) -> None:
+        if call.id in self._cancelled:
+            del self._cancelled[call.id]
+            self._end_unbegun(call)
+            return
         under_way = self._known[call.id] = UnderWay(call)
         self._free -= 1
         if call.method and self._is_asynchronous(call.method):
