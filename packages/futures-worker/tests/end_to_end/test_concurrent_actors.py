@@ -14,13 +14,15 @@ from typing import Any
 import msgpack
 import pytest
 
-from fdb_datamodel import new_future_id
-from fdb_datamodel.actors import find_actor
+from fdb_datamodel import WorkerId, WorkerInfo, claim_future, new_future_id, new_incarnation, register_worker
+from fdb_datamodel.actors import begin_host, find_actor, place_host
 from futures_worker import ActorDiedError, FutureFailedError, cancel_requested, current_client
 from futures_worker.database import ask
 from futures_worker.objects.store_secret import ClusterSecrets
 from futures_worker.ports import wire
 from futures_worker.ports.handshake import ACTOR
+from futures_worker.worker.actor_host import Server
+from idempotent_txn import run
 
 WAIT = 60.0
 
@@ -325,6 +327,45 @@ def test_a_cancel_that_an_actor_hears_before_the_call_keeps_it_from_running(
     with pytest.raises(CancelledError):
         client.get_future(cancelled).result(timeout=WAIT)
     assert queue.note(1).result(timeout=WAIT) == [0, 1]
+    demo.check()
+
+
+def test_a_call_cancelled_after_its_actor_read_it_and_before_it_had_a_place_does_not_run(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = cluster(workers=0)
+    client, other = demo.client(), demo.client()
+    calls = [client.actor(Queue, name="queue").note(n) for n in range(3)]
+    assert calls[2].id, "recorded, with those before it"
+    context, actor = client._context, client.get_actor("queue")._id
+    db, space, worker = context.db, context.space, WorkerId("127.0.0.1", 7000, new_incarnation())
+    run(db, register_worker, space, worker, WorkerInfo(slots=1))
+    claim = run(db, claim_future, space, actor, worker)
+    queue = Queue()
+    serving = Server(context, space, run(db, begin_host, space, actor, claim.attempt), queue, b"")
+
+    def place(*args: Any) -> None:
+        assert other.get_future(calls[1].id).cancel()
+        place_host(*args)
+
+    class DoneError(Exception):
+        pass
+
+    def look_around() -> None:
+        if not serving._held():
+            raise DoneError
+
+    monkeypatch.setattr("futures_worker.worker.actor_host.actors.place_host", place)
+    monkeypatch.setattr("futures_worker.worker.actor_host.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "_look_around", look_around)
+    try:
+        with pytest.raises(DoneError):
+            serving.run()
+    finally:
+        serving.close()
+    assert queue.ran == [0, 2]
+    with pytest.raises(CancelledError):
+        calls[1].result(timeout=WAIT)
     demo.check()
 
 

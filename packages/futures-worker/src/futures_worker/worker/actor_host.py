@@ -144,7 +144,18 @@ class Server:
         )
         self._acceptor.start()
         run_patiently(self._db, actors.place_host, self._space, self._host, ip, port)
+        self._leave_ended()
         self._serve()
+
+    def _leave_ended(self) -> None:
+        """Who cancelled a recorded call before this start had a place could tell nobody of it."""
+        ids = [call.id for call in self._queue]
+        for at in range(0, len(ids), MOST_PER_BATCH):
+            page = ids[at : at + MOST_PER_BATCH]
+            ends = run_patiently(self._db, actors.ended_calls, self._space, page, strategy="off")
+            for id, end in zip(page, ends, strict=True):
+                if end is not None:
+                    self._cancel(id)
 
     def _serve(self) -> NoReturn:
         while True:
