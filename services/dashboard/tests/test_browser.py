@@ -7,6 +7,7 @@ the documentation are written there.
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -201,6 +202,33 @@ def test_workers_leases_heap_and_ids(page: Page, served: Served) -> None:
         shown.locator("h2", has_text="Nobody holds it").wait_for()
     page.go("/ids")
     shown.locator("td", has_text="native").wait_for()
+
+
+def test_what_the_pointer_rests_on_in_the_timeline_stays_where_it_is(page: Page, served: Served) -> None:
+    now, worker = time.time(), "127.0.0.1:7000"
+    early = [str(uuid4()), "early", worker, now - 20, None, "claimed"]
+    late = [str(uuid4()), "late", worker, now - 10, None, "claimed"]
+    told = {"workers": [{"address": worker, "slots": 2}], "ended": [], "running": [early, late], "next": 0}
+    page.page.route("**/api/timeline*", lambda route: route.fulfill(json={"now": time.time(), **told}))
+    shown = page.go("/timeline?seconds=30")
+    canvas, tip = shown.locator("canvas.stream"), shown.locator(".tip")
+    sync_api.expect(canvas).to_have_attribute("aria-label", re.compile("2 tasks on 1"), timeout=PATIENCE_MS)
+    box = canvas.bounding_box()
+    right, first = box["x"] + box["width"] - 3, box["y"] + 18 + 7
+    lane = first + 15
+    shown.mouse.move(right, lane)
+    sync_api.expect(tip).to_contain_text("late", timeout=PATIENCE_MS)
+    # It is learned that the other had ended before this one began: there was room in the first lane.
+    told.update(ended=[[*early[:4], now - 15, "realized"]], running=[late], next=1)
+    sync_api.expect(shown.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
+    shown.mouse.move(right - 1, lane)
+    sync_api.expect(tip).to_contain_text("late", timeout=PATIENCE_MS)
+    sync_api.expect(tip).to_be_visible()
+    while not (tip.is_visible() and "late" in tip.inner_text() and lane == first):  # until it is drawn anew
+        shown.locator("h1").hover()
+        sync_api.expect(tip).to_be_hidden(timeout=PATIENCE_MS)
+        lane = first
+        shown.mouse.move(right, lane)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -139,3 +139,76 @@ def test_a_server_that_is_silent_is_said_too(page: Page, served: Served) -> None
     sync_api.expect(problem).to_be_hidden(timeout=PATIENCE_MS)
     sync_api.expect(shown.locator("#live")).to_have_class("dot on", timeout=PATIENCE_MS)
     assert _opacity(shown) == 1
+
+
+def test_a_page_of_which_a_file_did_not_arrive_is_loaded_again(page: Page, served: Served) -> None:
+    """As where an interface of the host comes or goes: the browser gives up whatever is under way."""
+    lost: list[str] = []
+
+    def lose(route: Any) -> None:
+        if route.request.url in lost:
+            route.continue_()
+        else:
+            lost.append(route.request.url)
+            route.abort("connectionreset")
+
+    page.page.clock.install()
+    for path in ("theme.js", "style.css", "views/heap.js"):
+        lost.clear()
+        page.page.route(f"**/static/{path}", lose)
+        shown = page.go("/ids")
+        sync_api.expect(shown.locator("#problem")).to_have_text(
+            "A part of this page didn't arrive; trying again.", timeout=PATIENCE_MS
+        )
+        shown.clock.run_for(2_000)
+        sync_api.expect(shown.locator("#problem")).to_be_hidden(timeout=PATIENCE_MS)
+        shown.locator("td", has_text="native").wait_for()
+        page.page.unroute(f"**/static/{path}")
+
+
+def test_what_could_not_be_read_is_asked_for_again_though_the_stream_goes_on(page: Page, served: Served) -> None:
+    asked: list[str] = []
+
+    def lose(route: Any) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.abort("connectionreset")
+        elif len(asked) == 2:
+            route.fulfill(status=200, body='{"stores": [')  # it broke in the middle
+        else:
+            route.continue_()
+
+    shown = page.go("/workers")
+    shown.locator("#live.on").wait_for()
+    page.page.route("**/api/ids", lose)
+    shown.locator("nav a", has_text="Ids").click()
+    shown.locator("td", has_text="native").wait_for()
+    assert len(asked) >= 3
+
+
+def test_a_request_without_an_answer_is_given_up_and_made_again(page: Page, served: Served) -> None:
+    held: list[Any] = []
+    page.page.clock.install()
+    page.page.route("**/api/overview*", lambda route: held.append(route) if len(held) < 2 else route.continue_())
+    shown = page.go("/")  # both that the first page makes
+    while len(held) < 2:
+        shown.clock.run_for(1_000)
+    waiting = shown.locator("main", has_text="Waiting for the dashboard's server")
+    while not waiting.is_visible():
+        shown.clock.run_for(1_000)
+    shown.clock.run_for(30_000)
+    sync_api.expect(shown.locator(".tile.unclaimed b")).to_have_text("0", timeout=PATIENCE_MS)
+
+
+def test_who_reads_slowly_asks_for_one_thing_at_a_time_and_no_more_once_he_left(page: Page, served: Served) -> None:
+    held: list[Any] = []
+    page.page.clock.install()
+    shown = page.go("/heap")
+    shown.locator(".empty", has_text="no heap").wait_for()
+    page.page.route("**/api/heap", lambda route: held.append(route))
+    shown.clock.run_for(9_000)  # four times in which it reads again what it shows
+    shown.locator("#live.on").wait_for()
+    assert len(held) == 1
+    with shown.expect_event("requestfailed", lambda request: request.url.endswith("/api/heap")):
+        shown.locator("nav a", has_text="Ids").click()
+    shown.locator("td", has_text="native").wait_for()

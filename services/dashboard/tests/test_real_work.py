@@ -6,6 +6,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ class Works:
         self.client = self.cluster.client()
         self.rng = random.Random(7)
 
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """A long task, that no other test of this module finds."""
+        one = self.client.submit(train, 60.0)
+        try:
+            yield
+        finally:
+            one.cancel()
+
     def round(self, most: float = 0.4) -> list[Any]:
         """A few futures of each sort."""
         parts = [self.client.submit(resize, at, self.rng.uniform(0.02, most)) for at in range(12)]
@@ -91,7 +101,11 @@ def look(browser: Any, watched: Served) -> Iterator[Page]:
 
 def test_the_timeline_shows_what_ran_and_runs(works: Works, look: Page) -> None:
     futures = [one for _ in range(8) for one in works.round(1.5)]
-    training = works.client.submit(train, 60.0)
+    with works.training():
+        _look_at_timeline(look, futures)
+
+
+def _look_at_timeline(look: Page, futures: list[Any]) -> None:
     shown = look.go("/timeline?seconds=30")
     running = shown.locator("tbody tr", has_text="train")
     running.wait_for()
@@ -117,11 +131,14 @@ def test_the_timeline_shows_what_ran_and_runs(works: Works, look: Page) -> None:
     shown.mouse.up()
     shown.wait_for_url("**/futures/*")
     shown.locator("h1", has_text="train").wait_for()
-    training.cancel()
 
 
 def test_a_worker_s_page_has_what_it_really_uses(works: Works, look: Page) -> None:
-    training = works.client.submit(train, 60.0)
+    with works.training():
+        _look_at_worker(works, look)
+
+
+def _look_at_worker(works: Works, look: Page) -> None:
     shown = look.go("/workers")
     sync_api.expect(shown.locator(".workers .panel")).to_have_count(2, timeout=PATIENCE_MS)
     signs = shown.locator("p", has_text="last sign of life").first
@@ -139,7 +156,6 @@ def test_a_worker_s_page_has_what_it_really_uses(works: Works, look: Page) -> No
     for one in works.round():
         one.exception(60)
     picture(shown, "worker")
-    training.cancel()
 
 
 def test_the_overview_of_a_cluster_at_work(works: Works, look: Page) -> None:

@@ -64,13 +64,15 @@ class Hosts:
         return f"{self.net}.{host + 1}"
 
     def make(self) -> None:
+        # Without an address of its own what lies outside of the namespaces is no news to others on this host: where addresses come and
+        # go, browsers give up whatever is under way.
         _run("ip", "link", "add", self.bridge, "type", "bridge")
-        _run("ip", "link", "set", self.bridge, "up")
+        _run("ip", "link", "set", self.bridge, "addrgenmode", "none", "up")
         for number, name in enumerate(self.names):
             _run("ip", "netns", "add", name)
             inner, outer = f"{name}i", f"{name}o"
             _run("ip", "link", "add", inner, "type", "veth", "peer", "name", outer)
-            _run("ip", "link", "set", outer, "master", self.bridge, "up")
+            _run("ip", "link", "set", outer, "addrgenmode", "none", "master", self.bridge, "up")
             _run("ip", "link", "set", inner, "netns", name)
             _run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", inner)
             _run("ip", "-n", name, "link", "set", inner, "up")

@@ -7,7 +7,11 @@ they let point to 127.0.0.1 (DNS rebinding).
 from __future__ import annotations
 
 import hmac
+import re
+from base64 import b64encode
+from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -18,17 +22,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fdb_schema.serving.metrics import host_name, is_loopback
 
 COOKIE: Final = "mainspring_token"
-_POLICY: Final = (
+_PAGE: Final = Path(__file__).parent / "static" / "index.html"
+
+
+def _policy() -> str:
+    """With the one script that the page itself has, which is there when no file arrives."""
+    scripts = re.findall(r"<script>(.*?)</script>", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    known = " ".join(f"'sha256-{b64encode(sha256(one.encode()).digest()).decode()}'" for one in scripts)
+    return f"script-src 'self' {known}; {_OTHERWISE}"
+
+
+_OTHERWISE: Final = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
 )
 HEADERS: Final = (
-    (b"content-security-policy", _POLICY.encode()),
+    (b"content-security-policy", _policy().encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-"""Sent with every answer: nothing from another host is loaded, no script but the page's own files runs."""
+"""Sent with every answer: nothing from another host is loaded, no script but the page's own runs."""
 
 
 class Access:

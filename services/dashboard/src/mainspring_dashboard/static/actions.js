@@ -4,7 +4,13 @@ import { h } from "./dom.js";
 
 const ASKED_MS = 5000;
 let allowed = false;
-export const allow = (may) => { allowed = Boolean(may); };
+
+// Whether that is news.
+export function allow(may) {
+  const before = allowed;
+  allowed = Boolean(may);
+  return allowed !== before;
+}
 
 // choices: [label, body of the request]. after(): what is shown is read again.
 export function buttons(path, choices, after) {

@@ -14,14 +14,15 @@ export function taskStream({ get, go, seconds, worker = "" }) {
   const note = h("p", { class: "soft" });
   const element = h("div", { class: "stream-holder" }, canvas, tip, legend, note);
   const hues = new Map();
-  let ended = new Map(), running = [], workers = [], next = 0, ahead = 0, asked = 0, timer = null, closed = false, held = null, boxes = [], drawn = "";
+  let ended = new Map(), running = [], workers = [], next = 0, ahead = 0, asked = 0, asking = false, timer = null, closed = false, held = null, kept = [], boxes = [], drawn = "";
   const hue = (name) => { if (!hues.has(name)) hues.set(name, HUES[hues.size % HUES.length]); return hues.get(name); };
   const mine = (row) => !worker || row[2] === worker;
 
   const refresh = async () => {
-    if (Date.now() - asked < POLL_MS - 100) return;
+    if (asking || Date.now() - asked < POLL_MS - 100) return;
     asked = Date.now();
-    const found = await get("timeline", { after: next || "" });
+    asking = true;
+    const found = await get("timeline", { after: next || "" }).finally(() => { asking = false; });
     ahead = found.now - Date.now() / 1000;
     next = found.next;
     workers = found.workers.filter((one) => !worker || one.address === worker);
@@ -63,7 +64,8 @@ export function taskStream({ get, go, seconds, worker = "" }) {
     const width = element.clientWidth;
     if (!width) return;
     const now = held ?? Date.now() / 1000 + ahead, from = now - seconds, x = (at) => ((at - from) / seconds) * width;
-    const all = placed(now), shown = all.slice(0, WORKERS);
+    if (held === null) kept = placed(now); // else news could put what the pointer rests on into another lane
+    const all = kept, shown = all.slice(0, WORKERS);
     const tall = (one) => (one.lanes.length > 12 ? 8 : 15);
     const height = shown.reduce((sum, [, one]) => sum + LABEL + one.lanes.length * tall(one) + GAP, FOOT);
     const ratio = window.devicePixelRatio || 1;
