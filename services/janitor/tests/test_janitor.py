@@ -23,7 +23,7 @@ from s3heap_tender import Heap, HeapStore, Scheduler, SysDb, Tender
 HOLDER = """
 import sys, time
 from lease_locks import LeaseManager
-locks = LeaseManager(sys.argv[1], sys.argv[2]); lease = locks.acquire("of the dead"); print("held", flush=True); time.sleep(600)
+locks = LeaseManager(sys.argv[1], sys.argv[2], ttl=2.0); lease = locks.acquire("of the dead"); print("held", flush=True); time.sleep(600)
 """
 
 

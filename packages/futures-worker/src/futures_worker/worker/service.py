@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fdb_datamodel import (
     GRACE_SECONDS,
@@ -51,6 +51,9 @@ from futures_worker.worker.spill_watch import SpillWatch
 from futures_worker.worker.stacks import Stacks
 
 log = logging.getLogger("futures_worker")
+
+LEAST_PASS_SECONDS: Final = 0.25
+"""Between two passes of the collector, where futures are kept for less than twice that: a round of housekeeping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ class WorkerService:
             grace=config.collect_after,
             session_ttl=config.session_ttl,
             tombstones=config.tombstones,
-            interval=min(PASS_SECONDS, max(1.0, config.collect_after / 2)),
+            interval=min(PASS_SECONDS, max(LEAST_PASS_SECONDS, config.collect_after / 2)),
         )
         self._output = OutputKeeper(self.db, self.space, directory.path)
         audit = StoreAudit(self.db, self.space, self.store, lambda: self.core.worker, config.session_ttl)
