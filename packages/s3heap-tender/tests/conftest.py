@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import uuid
@@ -56,9 +57,18 @@ def new_name() -> Callable[[], str]:
     return lambda: uuid.uuid4().hex
 
 
+def _read_the_sdks_files_once() -> None:
+    """Each new session of the SDK reads what describes S3 anew, which takes a tenth of a second; each test has a store of its own."""
+    import botocore.session
+
+    botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A running SeaweedFS, shared by the tests; each uses a prefix of its own."""
+    if importlib.util.find_spec("botocore") is not None:
+        _read_the_sdks_files_once()
     server = _local("seaweed").start(tmp_path_factory.mktemp("seaweed"))
     yield server
     server.kill()

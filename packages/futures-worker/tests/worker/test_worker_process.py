@@ -444,13 +444,17 @@ def test_a_worker_paused_beyond_its_ttl_loses_its_claims_and_starts_anew(
     demo.check()
 
 
-def test_a_killed_template_is_replaced_and_its_children_cost_one_attempt(cluster: ClusterFactory, marks: Path) -> None:
+def test_a_killed_template_is_replaced_and_its_children_cost_one_attempt(
+    cluster: ClusterFactory, marks: Path, tmp_path: Path
+) -> None:
     demo = cluster(workers=1)
     client = demo.client()
-    f = client.submit(mark_and_sleep, str(marks), 3.0)
+    f = client.submit(until, str(tmp_path / "go"), str(marks))
     (child,) = pids_in(marks, 1)
     template = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(template, signal.SIGKILL)
+    pids_in(marks, 2)
+    (tmp_path / "go").touch()
     assert f.result(timeout=PATIENCE) != child
     assert demo.workers[0].process.poll() is None
     demo.check()
@@ -551,8 +555,8 @@ def test_exit_codes_tell_what_went_wrong(cluster: ClusterFactory, tmp_path: Path
     assert "--object-store" in command("run", "--help").stdout
 
 
-def test_workers_of_another_cluster_do_not_touch_the_work(cluster: ClusterFactory) -> None:
-    demo = cluster(workers=1)
+def test_workers_of_another_cluster_do_not_touch_the_work(shared_cluster: ClusterFactory) -> None:
+    demo = shared_cluster(workers=1)
     from futures_worker import Client
 
     with Client(demo.url, "elsewhere") as other:

@@ -53,7 +53,7 @@ class S3Store(BucketStore):
 
         self.prefix = f"{self.prefix}/" if self.prefix else ""  # the SDK takes whole keys
         config = AioConfig(
-            connect_timeout=min(5.0, self._timeout),
+            connect_timeout=self._patience(),
             read_timeout=self._timeout,
             retries={"max_attempts": 0},
             max_pool_connections=connections,
@@ -176,8 +176,14 @@ class S3Store(BucketStore):
         except StoreUrlError:
             work.close()
             raise
-        future: Future[T] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, self._timeout + 5), self._loop)
+        # The SDK's own limits come first, but for who asks before it sends its body and hears nothing.
+        limit = self._timeout + self._patience()
+        future: Future[T] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, limit), self._loop)
         return future.result()
+
+    def _patience(self) -> float:
+        """Seconds for a connection."""
+        return min(5.0, self._timeout)
 
     def _translated(self, what: str, key: str, error: Exception, *, writes: bool) -> Exception:
         status = _status(error)
