@@ -20,8 +20,10 @@ import pytest
 from support.upping import Up, mainspring, wait_until
 from typer.testing import CliRunner
 
-from fdb_schema import open_database
+from fdb_datamodel import list_workers
+from fdb_schema import ClusterSpace, open_database
 from futures_worker import Client
+from idempotent_txn import run
 from mainspring.cli import app
 from mainspring.up import command as upping
 from mainspring.up import supervisor as supervising
@@ -75,8 +77,10 @@ def test_status_shows_it(cluster: Up) -> None:
         return json.loads(done.stdout)
 
     # The worker that was killed above is declared dead, by whoever looks, a ttl later.
-    wait_until(lambda: [worker["slots"] for worker in look()["workers"]] == [2], "one worker")
+    database, space = open_database(cluster.url), ClusterSpace("mainspring")
+    wait_until(lambda: len(run(database, list_workers, space)) == 1, "one worker")
     found = look()
+    assert [worker["slots"] for worker in found["workers"]] == [2]
     assert found["futures"]["realized"] >= 11
     assert set(found["duties"]) == {"workers", "sessions", "garbage", "leases", "ids", "runs", "heap"}
     assert found["heap"]["dead_letters"] == 0

@@ -98,8 +98,8 @@ def until_up(call: Callable[[], Any]) -> Any:
         assert "may have run" in str(error)
 
 
-def test_calls_change_state_in_order(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_calls_change_state_in_order(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     actor = client.actor(Counter, 10, step=2)
     assert actor.incr(2).result(WAIT) == 14
@@ -143,8 +143,8 @@ def test_named_actors_are_got_or_created(shared_cluster: Callable[..., Any]) -> 
     demo.check()
 
 
-def test_calls_are_ordinary_futures(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1, slots=2)
+def test_calls_are_ordinary_futures(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client, other = demo.client(), demo.client()
     actor = client.actor(Counter)
     slow = actor.sleep(0.5)

@@ -58,8 +58,8 @@ def test_map_gather_wait_and_as_completed(shared_cluster: Callable[..., Any]) ->
     demo.check()
 
 
-def test_wait_returns_at_the_first(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2, slots=2)
+def test_wait_returns_at_the_first(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     slow = client.submit(time.sleep, 30)
     quick = client.submit(abs, -1)
@@ -284,8 +284,8 @@ def test_nested_futures_with_one_worker_of_one_slot(shared_cluster: Callable[...
     demo.check()
 
 
-def test_a_future_in_a_closure_or_a_result_stays_a_future(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1, slots=2)
+def test_a_future_in_a_closure_or_a_result_stays_a_future(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     inner = client.submit(add, 1, 1)
 

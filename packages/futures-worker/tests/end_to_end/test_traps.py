@@ -61,7 +61,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
     "segments and rows that are never freed": (
         "test_nothing_is_left_of_a_deleted_future_but_its_tombstone",
         "test_nothing_is_left_on_the_host_by_a_worker_that_is_killed",
-        "test_a_client_killed_with_futures_leaves_nothing_but_tombstones",
+        "test_clients_killed_with_futures_amid_a_put_and_amid_an_upload_leave_nothing_but_tombstones",
     ),
 }
 
@@ -109,8 +109,10 @@ def test_every_trap_and_every_unsolved_item_has_its_tests(table: dict[str, tuple
     assert {item: names for item, names in missing.items() if names} == {}
 
 
-def test_an_await_does_not_spin_on_the_database(cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    demo = cluster(1, 1)
+def test_an_await_does_not_spin_on_the_database(
+    shared_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     made: list[float] = []
     real = client._context.db.create_transaction
@@ -118,14 +120,16 @@ def test_an_await_does_not_spin_on_the_database(cluster: Callable[..., Any], mon
         type(client._context.db), "create_transaction", lambda self: made.append(time.monotonic()) or real()
     )
     began = time.monotonic()
+    slow = client.submit(time.sleep, 600)
     with pytest.raises(TimeoutError):
-        client.submit(time.sleep, 600).result(timeout=3)
+        slow.result(timeout=2)
     seconds = time.monotonic() - began
     assert len(made) <= 20 + 10 * seconds, "a look, a beat and a reaping each second, not a loop"
+    assert slow.cancel()
 
 
-def test_an_idle_cluster_answers_without_sleeping_loops(cluster: Callable[..., Any]) -> None:
-    demo = cluster(1, 1)
+def test_an_idle_cluster_answers_without_sleeping_loops(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     client.submit(abs, -1).result(WAIT)
     trips = []
@@ -134,6 +138,8 @@ def test_an_idle_cluster_answers_without_sleeping_loops(cluster: Callable[..., A
         began = time.monotonic()
         client.submit(abs, -1).result(WAIT)
         trips.append(time.monotonic() - began)
+        if trips[-1] < 0.25:
+            break
     assert min(trips) < 0.25, "a sleeping loop costs every one of them as much"
 
 
@@ -148,8 +154,8 @@ def test_requirements_that_no_worker_has_fail_when_asked_to(cluster: Callable[..
     demo.check()
 
 
-def test_code_over_the_limit_of_a_value_runs(cluster: Callable[..., Any]) -> None:
-    demo = cluster(1, 1)
+def test_code_over_the_limit_of_a_value_runs(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     blob = bytes(range(256)) * 2000
 
