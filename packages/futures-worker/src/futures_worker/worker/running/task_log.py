@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from fdb_datamodel import Claim, Claims, Outcome
+from fdb_datamodel.rows.records import SHORTAGE
 
 log = logging.getLogger("futures_worker")
 MOST: Final = 20
@@ -50,8 +51,10 @@ def _ended(outcome: Outcome, retried: Collection[bytes]) -> tuple[int, str]:
     if failure is None:
         return logging.DEBUG, "done" if outcome.away is None else f"away ({outcome.away.kind})"
     why = " ".join(f"{failure.reason}: {failure.message}".split())[:_TEXT].removesuffix(": ").rstrip(":")
-    if outcome.event != "fail_future":
-        return logging.INFO, f"given back ({why})"
+    if (
+        outcome.event != "fail_future"
+    ):  # by this worker: that needn't be said to who reads its log, but what its host is short of
+        return logging.INFO, f"given back ({why if failure.reason == SHORTAGE else failure.reason})"
     if outcome.claim.id in retried:
         return logging.INFO, f"failed, to be tried again ({why})"
     return logging.WARNING, f"failed for good ({why})"
