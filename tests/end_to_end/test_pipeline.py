@@ -19,7 +19,7 @@ RUNS = int(os.environ.get("MAINSPRING_PIPELINE_RUNS", "2"))
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_every_write_causes_its_run_though_every_service_is_killed(seed: int) -> None:
     settings = PipelineSettings(
-        STDLIB / "email", partitions=4, records=80, cadence=0.5, seconds=8.0, kill_every=1.5, seed=seed
+        STDLIB / "email", partitions=4, records=80, cadence=0.5, seconds=6.0, kill_every=1.1, seed=seed
     )
     outcome = run_pipeline(settings)
     assert outcome.problems == []

@@ -23,11 +23,11 @@ def test_services_killed_in_turn_lose_no_write(
     report: Any = demonstrate(
         tmp_path,
         partitions=40,
-        seconds=8.0,
+        seconds=5.5,
         cadence=0.5,
         seed=seed,
         s3=kind == "s3",
-        kill_every=1.2,
+        kill_every=0.8,
         drain_seconds=180,
         db=shared_url,
     )
