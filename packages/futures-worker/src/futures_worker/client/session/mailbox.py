@@ -30,6 +30,7 @@ class Mailbox:
         self._watch: Watch | None = None
         self._read_to = b""  # cursor: mail up to here was delivered
         self._cleared_to = b""  # cursor: mail up to here was deleted
+        self._ending = False
 
     def read(self) -> int:
         """Deliver what is there; how many entries."""
@@ -42,9 +43,10 @@ class Mailbox:
             if delivered:
                 return delivered
         # An outstanding watch was set in a transaction that also read the mailbox: no mail can be missed by blocking.
-        if self._watch is not None and not self._watch.wait(timeout):
-            return self.read()  # should the watch have been lost
-        return self._read_and_rearm()
+        fired = self._watch is None or self._ending or self._watch.wait(timeout)
+        if self._ending:
+            return 0
+        return self._read_and_rearm() if fired else self.read()  # should the watch have been lost
 
     def _read_and_rearm(self) -> int:
         """Read, and watch for what comes after, in one transaction: the next wait can block at once."""
@@ -68,6 +70,13 @@ class Mailbox:
             self._cleared_to = max(self._cleared_to, cursor)
 
         return committed
+
+    def interrupt(self) -> None:
+        """Let the thread that waits return now, and none wait any more; by any thread, before `close`."""
+        self._ending = True
+        watch = self._watch
+        if watch is not None:
+            watch.cancel()
 
     def close(self) -> None:
         """Let the watch go."""

@@ -108,10 +108,12 @@ class MailReader:
                 self._delivered()
 
     def close(self) -> None:
-        """Hang up, once the thread that reads has left, which it does within a pause. Callbacks don't run any more."""
+        """Hang up, once the thread that reads has left, which is told to. Callbacks don't run any more."""
         me = object()
         try:
             while not self._turn.take(me):
+                self.mailbox.interrupt()
+                self._line.interrupt()
                 self.follow(lambda: self._turn.holder is None, LOOK_SECONDS / 10)
             self.mailbox.close()
             self._line.hang_up()
