@@ -145,7 +145,7 @@ def test_watch_prints_every_event_once(command: Command, locks: LeaseManager, mo
 
     monkeypatch.setattr(leases, "_history", and_meanwhile)
     monkeypatch.setattr(leases, "_WATCH_SECONDS", 0.01)
-    code, output = command("watch", "a", "--for", "3")
+    code, output = command("watch", "a", "--for", "1.5")
     assert code == 0
     lines = output.splitlines()
     assert [line.split()[1] for line in lines] == ["acquired", "released"] * (len(lines) // 2)

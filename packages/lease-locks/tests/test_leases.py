@@ -654,7 +654,7 @@ def test_the_holders_stored_ttl_counts_whatever_the_observers_is(
             b.acquire("a", timeout=DEADLINE)
         else:
             with pytest.raises(AcquireTimeout):
-                b.acquire("a", timeout=2.0)
+                b.acquire("a", timeout=1.0)
 
 
 def test_an_unfair_acquirer_overtakes_and_takes_no_place(locks: LeaseManager, other: LeaseManager) -> None:

@@ -347,7 +347,7 @@ def test_an_unmaintained_lock_expires_and_a_late_remote_rearms_it(any_db: Any, m
 
     with LeaseManager(any_db, cluster="demo", ttl=1.0) as locks, MAINTAIN_LOCKS.set_local(False):
         runner = runner_of(locks, shell)
-        lost = threading.Timer(2.5, late.set)
+        lost = threading.Timer(1.6, late.set)
         lost.start()
         assert runner.call(functions.square, 3, str(marks)) == 9
         assert joined == ["joined"], "it had expired for everybody, and was still its orchestrator's"
@@ -652,7 +652,7 @@ def test_defect_a_remote_that_starts_late_is_alive_by_its_join(any_db: Any) -> N
         locks.session.ledger.drop_key(claim_lost.part.key)  # its orchestrator died silently: nobody renews
         remote = other.join("a", claim_lost.writer_id)
         with pytest.raises(TimeoutError):
-            locks.acquire("a", timeout=2.5)
+            locks.acquire("a", timeout=1.6)
         remote.check()
 
 
