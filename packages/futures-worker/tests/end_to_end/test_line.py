@@ -59,8 +59,8 @@ def await_path(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_lone_requests_are_answered_on_a_line_and_leave_no_mail(cluster: Cluster) -> None:
-    demo = cluster(2, 1)
+def test_lone_requests_are_answered_on_a_line_and_leave_no_mail(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(2, 1)
     client = demo.client()
     call(client, 30)
     assert client._context().line.answered >= 20
@@ -72,8 +72,10 @@ def test_lone_requests_are_answered_on_a_line_and_leave_no_mail(cluster: Cluster
     demo.check()
 
 
-def test_a_lone_request_costs_the_client_one_transaction(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    demo = cluster(1, 1)
+def test_a_lone_request_costs_the_client_one_transaction(
+    shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     call(client)
     assert client._context().line.answered
@@ -95,8 +97,8 @@ def test_a_lone_request_costs_the_client_one_transaction(cluster: Cluster, monke
 
 
 @pytest.mark.embedded_only("its client wakes the thread that waits from a thread of its own, as often as it answers")
-def test_a_worker_is_woken_thrice_for_a_lone_request(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_a_worker_is_woken_thrice_for_a_lone_request(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     call(client)
     pid = demo.workers[0].pid
@@ -143,12 +145,12 @@ print(least.get(True, 0), least.get(False, 0))
 
 
 @pytest.mark.embedded_only("the engine's own functions are counted")
-def test_what_a_lone_request_costs_the_client_in_calls(cluster: Cluster) -> None:
+def test_what_a_lone_request_costs_the_client_in_calls(shared_cluster: Cluster) -> None:
     """Of functions of Python by the thread that asks: some 330. On a busy machine many requests leave the line, or all.
 
     In a process of its own: what others have loaded, or opened, is looked at, too.
     """
-    demo = cluster(1, 1)
+    demo = shared_cluster(1, 1)
     done = subprocess.run(
         [sys.executable, "-c", COUNT, demo.url, demo.name], capture_output=True, text=True, timeout=WAIT, check=False
     )
@@ -158,8 +160,8 @@ def test_what_a_lone_request_costs_the_client_in_calls(cluster: Cluster) -> None
     assert off_it <= 850
 
 
-def test_a_task_that_fails_on_the_line_raises(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_a_task_that_fails_on_the_line_raises(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     call(client)
     with pytest.raises(ValueError, match="no such thing"):
@@ -206,8 +208,8 @@ def test_a_worker_that_stops_is_not_waited_for(cluster: Cluster) -> None:
     demo.check()
 
 
-def test_what_other_threads_wait_for_is_not_held_up_by_the_line(cluster: Cluster, tmp_path: Path) -> None:
-    demo = cluster(2, 1)
+def test_what_other_threads_wait_for_is_not_held_up_by_the_line(shared_cluster: Cluster, tmp_path: Path) -> None:
+    demo = shared_cluster(2, 1)
     client = demo.client()
     call(client)
     path = tmp_path / "go"
@@ -225,8 +227,10 @@ def test_what_other_threads_wait_for_is_not_held_up_by_the_line(cluster: Cluster
     demo.check()
 
 
-def test_an_answer_that_never_comes_is_found_in_the_database(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    demo = cluster(1, 1)
+def test_an_answer_that_never_comes_is_found_in_the_database(
+    shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     call(client)
     monkeypatch.setattr(client_line.line, "read_answer", lambda message, worker: (b"of another", None))
@@ -247,8 +251,8 @@ def my_attempt(_: int) -> int:
     return task.attempt
 
 
-def test_what_is_sent_to_a_busy_worker_goes_to_the_pool(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_what_is_sent_to_a_busy_worker_goes_to_the_pool(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     client, other = demo.client(), demo.client()
     call(client)
     busy = [other.submit(nap, 0.02) for _ in range(30)]
