@@ -153,7 +153,7 @@ def test_a_page_of_which_a_file_did_not_arrive_is_loaded_again(page: Page, serve
             route.abort("connectionreset")
 
     page.page.clock.install()
-    for path in ("theme.js", "style.css", "views/heap.js"):
+    for path in ("style.css", "views/heap.js"):
         lost.clear()
         page.page.route(f"**/static/{path}", lose)
         shown = page.go("/ids")
