@@ -19,7 +19,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "fdb-datamodel" / "keys
 _STATES = {
     FutureState.waiting: "on dependencies (rows in `dependencies`) or on a back-off (`due`)",
     FutureState.unclaimed: "in the resource indices, of cpu and of what else it needs, xor assigned to one worker",
-    FutureState.claimed: "`claim` is set; the worker's `claim_future` row carries the same token",
+    FutureState.claimed: "`claim` is set; a `claim_future` row of the worker lists it with the same token",
     FutureState.realized: "`claim` is set and `latest_result` carries that claim's token",
     FutureState.failed: "the terminal `failure` is set",
 }

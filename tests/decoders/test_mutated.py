@@ -184,6 +184,8 @@ def table(tmp: Path) -> list[Decoder]:
         Decoder("arguments by digest", codec.unpack_args, codec.pack_args(dm.CodeDigest(b"c" * 32), ()) or b"", STORED),
         Decoder("claim", codec.unpack_claim, codec.pack_claim(WORKER, b"t" * 10, 5, 1), STORED),
         Decoder("claim of a worker", codec.unpack_claim_row, codec.pack_claim_row(WORKER, b"t" * 10), STORED),
+        Decoder("claims of a worker", codec.unpack_claims_row, codec.pack_claims_row(b"i" * 16, [b"f" * 16, b"g" * 16]), STORED),
+        Decoder("what a claim was made with", codec.claimed_with, codec.claim_head(WORKER, b"t" * 10, 5, together=True) + codec.pack(1) + codec.pack(b"f" * 16), STORED),
         Decoder("result", codec.unpack_latest_result, codec.pack_latest_result(RESULT, b"t" * 10, 5), STORED),
         Decoder("copy", codec.unpack_result_row, codec.pack_result_row(RESULT, b"t" * 10, 5), STORED),
         Decoder("failure row", codec.unpack_failure, codec.pack_failure(dm.Failure("error", "m", b"p", "t", (b"c" * 16,))), STORED),

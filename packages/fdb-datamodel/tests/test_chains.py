@@ -124,6 +124,20 @@ def test_a_dead_workers_chain_is_placed_link_by_link(lab: Lab) -> None:
     assert len(lab(dm.claim_futures, lab.worker(2), AHEAD, 1)) == 4
 
 
+def test_one_that_comes_to_nothing_and_one_that_ends_were_claimed_together(lab: Lab) -> None:
+    worker = lab.worker()
+    ends, nothing = submit_chain(lab, 2), submit_chain(lab, 2)
+    claims = {claim.id: claim for claim in lab(dm.claim_futures, worker, AHEAD, 2)}
+    together = claims[ends[1].id].claimed_with
+    assert together and together == claims[nothing[1].id].claimed_with, "both were claimed ahead"
+    lab(dm.cancel_future, nothing[0].id)
+    outcomes = [dm.Outcome.realized(claims[spec.id], b"v") for spec in [*ends, *nothing]]
+    turned = lab(dm.finish_turn, worker, outcomes, AHEAD, 0)
+    assert turned.stale == (nothing[0].id, nothing[1].id)
+    assert states(lab, [*ends, *nothing]) == ["realized", "realized", "failed", "failed"]
+    assert lab(dm.claims_of, worker) == []
+
+
 def test_of_a_cancel_and_a_claim_ahead_at_the_same_time_one_sees_the_other(lab: Lab) -> None:
     worker = lab.worker()
     specs = submit_chain(lab, 3)

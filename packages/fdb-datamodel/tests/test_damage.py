@@ -12,7 +12,7 @@ from datamodel_lab.lab import Lab
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, FutureState, Requirements, quarantine_future, run_apart
 from fdb_datamodel.lifecycle.attempts import backoff_seconds
-from fdb_datamodel.quarantine import DAMAGED
+from fdb_datamodel.quarantine import DAMAGED, relist_claims
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.space import (
@@ -121,6 +121,52 @@ def test_what_a_dead_worker_held_is_given_back_past_damaged_rows(broken_lab: Lab
         pass
     states = [lab.state(spec.id) for spec in specs]
     assert states == [FutureState.failed, FutureState.unclaimed, FutureState.failed]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_damaged_row_of_several_claims_is_made_anew(broken_lab: Lab, garbage: bytes) -> None:
+    """From the futures that are in it, none of which fails."""
+    lab = broken_lab
+    worker = lab.worker()
+    ids = lab.submit(*[lab.spec() for _ in range(5)])
+    claims = lab.claim(worker)
+    lab(dm.realize_future, claims[0], b"r")
+    (key,) = (key for key in lab.packed() if key.startswith(layout_of(lab.space).claim_rows(worker.ip, worker.port)))
+    lab.set_row(key, garbage)
+    outcome = dm.Outcome.realized(claims[1], b"r")
+    assert not run_apart(lab.db, lab.space, dm.finish_turn, lab.space, worker, [outcome], Capacity(), 0).stale
+    assert lab.validate() == []
+    assert [claim.id for claim in lab(dm.claims_of, worker)] == ids[2:]
+    lab.set_row(key, garbage)
+    assert lab(dm.list_workers)[0].claims == 0
+    run_apart(lab.db, lab.space, dm.cancel_future, lab.space, ids[2])
+    lab.set_row(key, garbage)
+    lab.kill(worker)
+    while run_apart(lab.db, lab.space, dm.reap, lab.space):
+        pass
+    assert [lab.state(one) for one in ids] == ["realized", "realized", "failed", "unclaimed", "unclaimed"]
+    assert lab.validate() == []
+
+
+def test_only_rows_of_several_claims_are_made_anew(broken_lab: Lab) -> None:
+    lab = broken_lab
+    worker = lab.worker()
+    ids = lab.submit(lab.spec(), lab.spec())
+    lab.claim(worker)
+    keys = layout_of(lab.space)
+    (key,) = (key for key in lab.packed() if key.startswith(keys.claim_rows(worker.ip, worker.port)))
+    before = lab.rows()
+    for other in (
+        keys.future(encode_id(ids[0]), CODE),
+        keys.claim_rows("h", 1) + encode_id(ids[0]),
+        keys.workers + b"\xff",
+        b"x",
+    ):
+        assert not relist_claims(lab.db, lab.space, other)
+    assert relist_claims(lab.db, lab.space, key), "and is left alone where it can be read"
+    gone = key[:-12] + bytes(12)
+    assert relist_claims(lab.db, lab.space, gone)
+    assert lab.rows() == before
 
 
 @pytest.mark.parametrize("garbage", [*GARBAGE, None])
@@ -239,6 +285,7 @@ def test_every_mutation_of_every_row_is_read_or_is_a_record_error() -> None:
         (codec.unpack_args, codec.pack_args(b"args", (b"d" * 16,)) or b""),
         (codec.unpack_claim, codec.pack_claim(worker, b"t" * 10, 5, 1)),
         (codec.unpack_claim_row, codec.pack_claim_row(worker, b"t" * 10)),
+        (codec.unpack_claims_row, codec.pack_claims_row(b"i" * 16, [b"f" * 16, b"g" * 16])),
         (codec.unpack_latest_result, codec.pack_latest_result(result, b"t" * 10, 5)),
         (codec.unpack_result_row, codec.pack_result_row(result, b"t" * 10, 5)),
         (codec.unpack_failure, codec.pack_failure(dm.Failure("error", "m", b"p", "t", (b"c" * 16,)))),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import (
     Backoff,
+    Capacity,
     ClaimLostError,
     Failure,
     FutureDeletedError,
@@ -59,7 +62,7 @@ def test_seed_keys_are_written_as_documented(lab: Lab) -> None:
     }, "in that of cpu always, in the others what needs some"
     lab(dm.delete_future, needs)
     (other,) = lab.submit(lab.spec())
-    claim, large = lab.claim(worker)
+    claim, large = *lab.claim(worker, 1), *lab.claim(worker, 1)
     rows = lab.rows()
     assert not any(row[0].startswith("resource_requirements") for row in rows)
     assert ("workers", "127.0.0.1", 1, "claim_future", one) in rows
@@ -72,6 +75,81 @@ def test_seed_keys_are_written_as_documented(lab: Lab) -> None:
     lab(dm.realize_future, large, dm.FutureResult(None, 1 << 20, "object", worker))
     ((_, owner, stamp),) = (row for row in lab.rows() if row[0] == "results")
     assert (owner, stamp.tr_version) == (other, large.token)
+
+
+def _listed(lab: Lab) -> dict[bytes, int]:
+    """The futures under which rows of workers list claims: how many rows each."""
+    rows = [row for row in lab.rows() if row[0] == "workers" and row[3] == "claim_future"]
+    return Counter(row[4] for row in rows)
+
+
+def test_what_is_claimed_together_is_listed_together(lab: Lab) -> None:
+    """And each of them goes as one that was claimed by itself does."""
+    worker, other = lab.worker(total=Requirements(8)), lab.worker(2)
+    ids = lab.submit(*[lab.spec(max_retries=5) for _ in range(70)])
+    claims = lab.claim(worker)
+    assert _listed(lab) == {ids[0]: 1, ids[64]: 1}, "64 in a row at most"
+    assert lab.validate() == []
+    assert sorted(lab(dm.list_workers), key=lambda status: status.id.port)[0].claims == 70
+    again = lab(dm.claims_of, worker, known=set(ids[2:]))
+    assert [(claim.id, claim.token, claim.claimed_with) for claim in again] == [
+        (one, claims[0].token, ids[0]) for one in ids[:2]
+    ]
+    lab(dm.realize_future, again[0], b"r")
+    lab(dm.realize_future, again[0], b"r")  # again: nothing
+    lab(dm.fail_future, claims[1], Failure("error", "no"))
+    lab(dm.relinquish_claim, claims[2])
+    lab(dm.cancel_future, ids[3])
+    lab(dm.delete_future, ids[4])
+    with pytest.raises(ClaimLostError):
+        lab(dm.realize_future, claims[3], b"late")
+    assert lab.validate() == []
+    outcomes = [Outcome.realized(claims[3], b"late"), *[Outcome.realized(claim, b"r") for claim in claims[5:68]]]
+    outcomes += [Outcome.failed(claims[68], Failure("error", "no"))]
+    turned = lab(dm.finish_turn, worker, outcomes, Capacity(), 1)
+    assert (turned.stale, turned.retried) == ((ids[3],), (ids[68],))
+    assert [claim.id for claim in turned] == [ids[1]], "in the order of their ids"
+    assert _listed(lab) == {ids[1]: 1, ids[64]: 1}
+    more = lab.claim(other)
+    assert [claim.id for claim in more] == [ids[2], ids[68]]
+    assert _listed(lab) == {ids[1]: 1, ids[2]: 1, ids[64]: 1}
+    lab.kill(worker)
+    lab.reap()
+    assert _listed(lab) == {ids[2]: 1}
+    assert lab.validate() == []
+    assert [lab.state(one) for one in (ids[1], ids[69])] == ["unclaimed"] * 2
+    lab.kill(other)
+    lab.reap()
+    assert _listed(lab) == {}
+
+
+def test_one_that_is_claimed_again_leaves_those_listed_that_were_claimed_with_it(lab: Lab) -> None:
+    worker = lab.worker()
+    ids = lab.submit(*[lab.spec() for _ in range(3)])
+    first = lab.claim(worker)
+    turned = lab(dm.finish_turn, worker, [Outcome.relinquished(first[0])], Capacity(), 1)
+    assert [claim.id for claim in turned] == ids[:1]
+    assert _listed(lab) == {ids[0]: 2}
+    assert [claim.id for claim in lab(dm.claims_of, worker)] == ids
+    with pytest.raises(ClaimLostError):
+        lab(dm.realize_future, first[0], b"late")
+    lab(dm.realize_futures, [(claim, b"r") for claim in [*first[1:], *turned]])
+    assert _listed(lab) == {}
+
+
+def test_two_that_take_out_of_one_row_at_once_lose_neither(lab: Lab) -> None:
+    worker = lab.worker()
+    ids = lab.submit(*[lab.spec() for _ in range(3)])
+    claims = lab.claim(worker)
+    one, other = (lab.db.create_transaction() for _ in range(2))
+    dm.cancel_future(one, lab.space, ids[0])
+    dm.realize_future(other, lab.space, claims[1], b"r")
+    one.commit().wait()
+    with pytest.raises(Exception) as caught:
+        other.commit().wait()
+    assert fdb_error_code(caught.value) == 1020
+    assert [claim.id for claim in lab(dm.claims_of, worker)] == ids[1:]
+    lab(dm.realize_future, claims[1], b"r")
 
 
 @pytest.mark.parametrize("name", ["f", "ä" * 256, "f" * 257, "f" * 40_000])

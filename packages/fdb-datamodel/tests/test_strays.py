@@ -217,6 +217,7 @@ PLACES |= {
     "a shape that doesn't fit": ("resource_requirements_cpu", lambda c: c.at.shape_prefix((9000, 0, 0)) + b"\x14"),
     "a worker": ("workers", lambda c: c.at.workers + c.at.worker("127.0.0.1", 1)),
     "claims": ("workers", lambda c: c.at.claim_rows("127.0.0.1", 1)),
+    "claims made together": ("workers", lambda c: c.at.claim_rows("127.0.0.1", 1) + encode_id(c.up) + b"\x33"),
     "claims of a dead worker": ("workers", lambda c: c.at.claim_rows("127.0.0.1", 2)),
     "assignments": ("worker_assignments", lambda c: c.at.assignment_rows("127.0.0.1", 1)),
     "assignments of a dead worker": ("worker_assignments", lambda c: c.at.assignment_rows("127.0.0.1", 2)),

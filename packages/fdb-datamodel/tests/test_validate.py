@@ -65,6 +65,17 @@ def _claim_key(h: Healthy, e: bytes) -> bytes:
     return h.at.claim_rows("127.0.0.1", 1) + e
 
 
+def _together(h: Healthy) -> bytes:
+    """The row that lists what was claimed together, of which the running one is left."""
+    (key,) = (key for key in h.lab.packed() if key.startswith(_claim_key(h, b"")))
+    return key
+
+
+def _claimed_with(h: Healthy, e: bytes, first: bytes) -> bytes:
+    token, worker, wall_us, attempt = codec.unpack_claim(h.get(h.at.future(e, keys.CLAIM)))
+    return codec.claim_head(worker, token, wall_us, together=True) + codec.pack(attempt) + codec.pack(first)
+
+
 def _queue(h: Healthy, kind: str, stamp: bool = True) -> bytes:
     h.lab(queues.make_queue, "q", None)
     h.lab(queues.put_items, "q", [queues.Item(b"x", (h.lab.session,))])
@@ -111,11 +122,20 @@ _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
         lambda h: _rewrite_token(h, h.at.future(h.realized, keys.LATEST_RESULT)),
     ),
     "a realized future that lost its result": ("claim-row", lambda h: h.row(h.realized, keys.LATEST_RESULT, None)),
-    "a claim the worker doesn't know": ("claim-row", lambda h: h.put(_claim_key(h, h.running), None)),
+    "a claim the worker doesn't know": ("claim-row", lambda h: h.put(_together(h), None)),
     "a worker's row of a claim that ended": (
         "claim-row",
         lambda h: h.put(_claim_key(h, h.realized), codec.pack_claim_row(h.worker, bytes(10))),
     ),
+    "a claim of several that the worker doesn't know": (
+        "claim-row",
+        lambda h: h.put(_together(h), codec.pack_claims_row(h.worker.incarnation, [bytes(16)])),
+    ),
+    "a claim that says that it was made with another": (
+        "claim-row",
+        lambda h: h.row(h.running, keys.CLAIM, _claimed_with(h, h.running, bytes(16))),
+    ),
+    "a worker's row that lists nothing": ("known-keys", lambda h: h.put(_together(h), codec.pack((bytes(16), b"")))),
     "a claim of another token": ("claim-row", lambda h: _rewrite_token(h, h.at.future(h.running, keys.CLAIM))),
     "a claim of a worker nobody is to reap": ("claim-live", lambda h: h.put(h.at.incarnation("127.0.0.1", 1), None)),
     "an unclaimed future in no index": (

@@ -6,20 +6,24 @@ What works on many futures in one transaction (a worker's turn, a sweep, giving 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from fdb_datamodel.errors import DamagedFutureError
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish, write_failure
+from fdb_datamodel.lifecycle.holdings import claim_key, first_of, keep_listed, members
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
-from fdb_datamodel.rows.records import NO_SESSION, Failure
-from fdb_datamodel.rows.space import CODE, FAILURE, LATEST_RESULT
+from fdb_datamodel.rows.pages import after_future, read_futures
+from fdb_datamodel.rows.records import NO_SESSION, Failure, WorkerId
+from fdb_datamodel.rows.space import CODE, FAILURE, LATEST_RESULT, layout_of, span
 from fdb_schema import ClusterSpace, Transaction
 from idempotent_txn import run
 
@@ -29,6 +33,8 @@ MOST_SESSIONS: Final = 1000
 """Sessions that are told of a future whose owner can't be read."""
 DAMAGED: Final = "damaged"
 """The reason of such a failure."""
+
+_PAGE_ROWS = 2000
 
 _T = TypeVar("_T")
 log = logging.getLogger("fdb_datamodel")
@@ -102,6 +108,10 @@ def set_apart(db: Any, space: ClusterSpace, error: DamagedFutureError) -> None:
     pending = [error]
     while pending:
         one = pending[-1]
+        if one.key is not None and relist_claims(db, space, one.key):
+            log.error("a worker's row of the claims that it holds was damaged, and is made anew: %s", one.why)
+            pending.pop()
+            continue
         try:
             run(db, quarantine_future, space, one.id, one.why, one.key)
         except DamagedFutureError as other:
@@ -111,6 +121,56 @@ def set_apart(db: Any, space: ClusterSpace, error: DamagedFutureError) -> None:
         else:
             log.error("future %s is failed, its data are damaged: %s", show_id(one.id), one.why)
             pending.pop()
+
+
+def relist_claims(db: Any, space: ClusterSpace, key: bytes) -> bool:
+    """Make a worker's row anew that lists several claims and is damaged, from the futures that say they are in it; False: it is no such row.
+
+    Looks at every future, in pages.
+    """
+    keys = layout_of(space)
+    try:
+        ip, port, name, *_ = space["workers"].unpack(key) if key.startswith(keys.workers) else ("", 0, "")
+    except (ValueError, IndexError, TypeError, struct.error):
+        return False
+    first = first_of(key, len(keys.claim_rows(ip, port))) if name == "claim_future" else None
+    if first is None or not first[1]:
+        return False
+    found: list[bytes] = []
+    begin: bytes | None = keys.futures
+    while begin is not None:
+        page, begin = run(db, _claimed_in, space, key, begin)
+        found += page
+    run(db, _relist, space, key, found)
+    return True
+
+
+def _claimed_in(tr: Transaction, space: ClusterSpace, key: bytes, begin: bytes) -> tuple[list[bytes], bytes | None]:
+    """A page of the futures whose claim is listed by a row, by snapshot, and where the next one begins."""
+    ch = Changes(tr, space)
+    page = read_futures(ch, begin, span(ch.keys.futures)[1], _PAGE_ROWS)
+    found = [f.id for f in page.futures if _lists(ch, key, f) is not None]
+    return found, after_future(ch, page.futures[-1].e) if page.more and page.futures else None
+
+
+def _lists(ch: Changes, key: bytes, f: FutureRows) -> WorkerId | None:
+    """Whose row lists the claim of a future, if it is this one."""
+    with contextlib.suppress(DamagedFutureError):  # it is failed where somebody meets it
+        claim = f.claim
+        if f.claimed and claim is not None and claim_key(ch, claim[1], f.e, claim[0], f.claimed_with) == key:
+            return claim[1]
+    return None
+
+
+def _relist(tr: Transaction, space: ClusterSpace, key: bytes, ids: list[bytes]) -> None:
+    ch = Changes(tr, space)
+    try:
+        if not members(key, ch.get_many([key])[0], ids[0] if ids else b""):
+            return  # it is gone
+    except DamagedFutureError:
+        held = {f.id: worker.incarnation for f in map(ch.load, ids) if (worker := _lists(ch, key, f)) is not None}
+        keep_listed(ch, key, held)
+        ch.flush()
 
 
 __all__ = ["DAMAGED", "quarantine_future", "run_apart", "set_apart"]

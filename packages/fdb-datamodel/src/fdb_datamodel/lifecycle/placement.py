@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from fdb_datamodel.errors import DamagedFutureError
+from fdb_datamodel.lifecycle.holdings import unlist_claim
 from fdb_datamodel.lifecycle.limits import admit, give_back
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
@@ -155,7 +156,7 @@ def release_claim(ch: Changes, f: FutureRows) -> None:
     if claim is not None:
         waits = ch.keys.waits + f.e
         ch.tr.clear_range(waits, waits + b"\xff")
-        ch.clear(ch.keys.claim_rows(claim[1].ip, claim[1].port) + f.e)
+        unlist_claim(ch, f)
         ch.drop_claim(f)
         if LIMITS in f.rows:
             give_permits_back(ch, f)

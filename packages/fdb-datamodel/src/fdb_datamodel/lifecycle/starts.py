@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fdb_datamodel.errors import DamagedFutureError
 from fdb_datamodel.lifecycle.endings import place
+from fdb_datamodel.lifecycle.holdings import LISTED_TOGETHER, list_claims
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
@@ -64,17 +65,23 @@ def start(
         if lacking:
             claims = [claim for claim in claims if claim.id not in lacking]
             encoded = [encode_id(claim.id) for claim in claims]
-    futures = ch.keys.futures
-    head = codec.claim_head(worker, token, ch.wall_us)
-    row = codec.pack_claim_row(worker, token)
-    held = ch.keys.claim_rows(worker.ip, worker.port)
-    writes = ch.writes
-    for claim, e in zip(claims, encoded, strict=True):
-        prefix = futures + e
-        attempt = claim.attempt
-        writes[prefix + CLAIM] = head + (_ONE_ATTEMPT if attempt == 1 else codec.pack(attempt))
-        writes[held + e] = row
+    for at in range(0, len(claims), LISTED_TOGETHER):
+        _write_claims(ch, worker, claims[at : at + LISTED_TOGETHER], encoded[at : at + LISTED_TOGETHER])
     return claims
+
+
+def _write_claims(ch: Changes, worker: WorkerId, claims: Sequence[Claim], encoded: Sequence[bytes]) -> None:
+    """The rows of claims that a row of their worker lists together."""
+    token = claims[0].token
+    claimed_with = list_claims(ch, worker, token, [claim.id for claim in claims])
+    head = codec.claim_head(worker, token, ch.wall_us, together=bool(claimed_with))
+    tail = codec.pack(claimed_with) if claimed_with else b""
+    first = head + _ONE_ATTEMPT + tail
+    futures, writes = ch.keys.futures, ch.writes
+    for claim, e in zip(claims, encoded, strict=True):
+        attempt = claim.attempt
+        writes[futures + e + CLAIM] = first if attempt == 1 else head + codec.pack(attempt) + tail
+        claim.claimed_with = claimed_with
 
 
 def _claims_of(

@@ -73,3 +73,11 @@ def decode_int(key: bytes, at: int) -> tuple[int, int]:
 def token_stamp(token: bytes) -> bytes:
     """A claim's token (10 bytes) as the tuple element of a complete versionstamp."""
     return b"\x33" + token + b"\x00\x00"
+
+
+def stamp_token(stamp: bytes) -> bytes:
+    """The inverse of `token_stamp`. Raises StrayKeyError."""
+    token = stamp[1:11]
+    if len(token) != 10 or token_stamp(token) != stamp:
+        raise StrayKeyError(stamp, "isn't a token")
+    return token

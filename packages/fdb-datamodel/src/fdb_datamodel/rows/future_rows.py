@@ -204,6 +204,11 @@ class FutureRows:
         return self._read(CLAIM, codec.unpack_claim, None)
 
     @property
+    def claimed_with(self) -> bytes:
+        """The first of those it was claimed together with, b"" where it was claimed by itself: under which its worker's row lists it."""
+        return self._read(CLAIM, codec.claimed_with, b"")
+
+    @property
     def result(self) -> FutureResult | None:
         return self._read(LATEST_RESULT, codec.unpack_latest_result, None)
 

@@ -186,6 +186,7 @@ class Claim:
     reason: bytes | None = None  # the object an assignment named
     listened: bool = False  # others may wait for it
     limited: bool = False  # it has permits, which its end gives back
+    claimed_with: bytes = b""  # the first of those that were claimed together, with which its worker's row lists it
 
     @property
     def future_id(self) -> UUID:

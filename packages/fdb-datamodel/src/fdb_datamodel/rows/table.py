@@ -26,7 +26,7 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
         "futures",
         "(id, 'claim')",
-        "token, ip, port, incarnation, wall_us, attempt",
+        "token, ip, port, incarnation, wall_us, attempt, the first of those claimed with it",
         "set while Claimed and Realized; attempt: starts so far",
     ),
     KeyDoc(
@@ -105,7 +105,18 @@ KEYS: tuple[KeyDoc, ...] = (
     ),
     KeyDoc("workers", "(ip, port, 'incarnation')", "incarnation, slots, total, …", "the live incarnation: the fence"),
     KeyDoc("workers", "(ip, port, 'heartbeat')", "counter, started_at, load …", "written blindly by the worker"),
-    KeyDoc("workers", "(ip, port, 'claim_future', id)", "token, incarnation", "each future the worker runs"),
+    KeyDoc(
+        "workers",
+        "(ip, port, 'claim_future', id)",
+        "token, incarnation",
+        "a future that the worker runs, claimed by itself",
+    ),
+    KeyDoc(
+        "workers",
+        "(ip, port, 'claim_future', id, versionstamp)",
+        "incarnation, ids",
+        "those that it runs still of up to 64 that it claimed together, by the first one of these and their token",
+    ),
     KeyDoc(
         "worker_assignments",
         "(ip, port, 'assignment', id)",

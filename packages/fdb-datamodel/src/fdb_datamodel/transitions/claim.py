@@ -8,6 +8,7 @@ from uuid import UUID
 from fdb_datamodel.errors import DamagedFutureError, FutureStateError
 from fdb_datamodel.lifecycle.chains import claim_ahead
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
+from fdb_datamodel.lifecycle.holdings import held_claims
 from fdb_datamodel.lifecycle.placement import dequeue, index_keys, near_inputs
 from fdb_datamodel.lifecycle.pool import Entry, first_page, scan_pool
 from fdb_datamodel.lifecycle.starts import Chosen, affordable, read_rows, result_of, start
@@ -238,20 +239,14 @@ def claims_of(
 ) -> list[Claim]:
     """The claims this incarnation holds, but those of the futures in `known`: what it was pushed, or lost track of."""
     ch = Changes(tr, space)
-    prefix = ch.keys.claim_rows(worker.ip, worker.port)
     claims: list[Claim] = []
-    for key, e, value in ch.read_ids(prefix, limit=limit):
-        future_id = decode_id(e)
-        try:
-            token, incarnation = codec.unpack_claim_row(value)
-        except RecordError as error:
-            raise DamagedFutureError(future_id, str(error), key) from error
-        if incarnation != worker.incarnation or future_id in known:
+    for one in held_claims(ch, worker.ip, worker.port, limit):
+        if one.incarnation != worker.incarnation or one.id in known:
             continue
-        f = ch.load(future_id)
+        f = ch.load(one.id)
         found = f.claim
-        if found is not None and found[0] == token and f.claimed:
-            claims.append(describe_claim(ch, f, found[1], token, found[3]))
+        if found is not None and found[0] == one.token and f.claimed:
+            claims.append(describe_claim(ch, f, found[1], one.token, found[3]))
     return claims
 
 
@@ -291,4 +286,5 @@ def describe_claim(ch: Changes, f: FutureRows, worker: WorkerId, token: bytes, a
         locality is not None,
         locality.reason if locality else None,
         limited=bool(f.option("limits")),
+        claimed_with=f.claimed_with,
     )

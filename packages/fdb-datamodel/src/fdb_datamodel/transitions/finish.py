@@ -10,6 +10,7 @@ from fdb_datamodel.errors import ClaimLostError, OversizeError
 from fdb_datamodel.lifecycle.attempts import end_attempt
 from fdb_datamodel.lifecycle.copies import miss_inputs
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish, settle
+from fdb_datamodel.lifecycle.holdings import keep_listed, members
 from fdb_datamodel.lifecycle.placement import give_permits_back
 from fdb_datamodel.lifecycle.programs import leave_program
 from fdb_datamodel.rows import codec
@@ -75,7 +76,8 @@ def see_turn(
     tr: Transaction, space: ClusterSpace, worker: WorkerId, claims: Sequence[Claim]
 ) -> dict[bytes, bytes | None]:
     """Read, serializably, what a `finish_turn` that realizes exactly these claims reads first: while they run, say."""
-    wanted = _realize_keys(layout_of(space), worker, [encode_id(claim.id) for claim in claims])
+    keys, encoded = layout_of(space), [encode_id(claim.id) for claim in claims]
+    wanted = _realize_keys(keys, worker, _lists(keys, worker, claims, encoded), encoded)
     return dict(zip(wanted, get_many(tr, wanted), strict=True))
 
 
@@ -179,21 +181,16 @@ def _realize(
     """
     keys = ch.keys
     futures, stored = keys.futures, keys.results
-    held = keys.claim_rows(worker.ip, worker.port)
     encoded = [encode_id(claim.id) for claim, _ in results]
-    wanted = _realize_keys(keys, worker, encoded)
-    rows = [seen[key] for key in wanted] if seen.keys() >= set(wanted) else ch.get_many(wanted)
-    ch.check_fence(worker, rows[0])
-    count = len(encoded)
+    lists, found, together, held = _read_lists(ch, worker, [claim for claim, _ in results], encoded, seen)
+    fewer: dict[bytes, None] = {}
     writes, mail, pack = ch.writes, ch.mail, codec.pack
     here = pack("") + codec.pack_worker(worker) + pack(ch.wall_us)
     stale: list[bytes] = []
     for at, (claim, result) in enumerate(results):
-        future_id, token, e = claim.id, claim.token, encoded[at]
-        row = rows[at + 1]
-        held_still = row is not None and row[3:13] == token
-        if not held_still or (stale and not set(stale).isdisjoint(claim.dependencies)):
-            if _dropped(ch, claim, held_still):
+        future_id, token, e, key = claim.id, claim.token, encoded[at], lists[at]
+        if not held[at] or (stale and not set(stale).isdisjoint(claim.dependencies)):
+            if _dropped(ch, claim, held[at]):
                 stale.append(future_id)
             writes = ch.writes
             continue
@@ -209,7 +206,11 @@ def _realize(
             if full.inline is None:
                 writes[stored + e + token_stamp(token)] = codec.pack_result_row(full, token, ch.wall_us)
         writes[futures + e + LATEST_RESULT] = value
-        writes[held + e] = None
+        if claim.claimed_with:
+            together[key].pop(future_id, None)  # it may be told of twice
+            fewer[key] = None
+        else:
+            writes[key] = None
         if claim.limited:
             give_permits_back(ch, ch.load(future_id))
             writes = ch.writes
@@ -219,9 +220,39 @@ def _realize(
             if entries is None:
                 entries = mail[session] = []
             entries.append((future_id, "realized", value, claim.epoch))
-        if rows[at + 1 + count] is not None:
+        if found[futures + e + LISTENERS] is not None:
             ch.ended.append(Ended(future_id, e, "realized", value, claim.epoch))
+    for key in fewer:
+        keep_listed(ch, key, together[key], reread=bool(stale))
     return stale
+
+
+def _read_lists(
+    ch: Changes,
+    worker: WorkerId,
+    claims: Sequence[Claim],
+    encoded: Sequence[bytes],
+    seen: Mapping[bytes, bytes | None],
+) -> tuple[list[bytes], Mapping[bytes, bytes | None], dict[bytes, dict[bytes, bytes]], list[bool]]:
+    """Read the fence, and what `_realize_keys` names.
+
+    For each claim the row that lists it; all rows; the members of those that list several; whether each claim is held.
+    """
+    lists = _lists(ch.keys, worker, claims, encoded)
+    wanted = _realize_keys(ch.keys, worker, lists, encoded)
+    found = seen if seen.keys() >= set(wanted) else dict(zip(wanted, ch.get_many(wanted), strict=True))
+    ch.check_fence(worker, found[wanted[0]])
+    together: dict[bytes, dict[bytes, bytes]] = {}
+    held: list[bool] = []
+    for key, claim in zip(lists, claims, strict=True):
+        row = found[key]
+        if not claim.claimed_with:
+            held.append(row is not None and row[3:13] == claim.token)
+            continue
+        if key not in together:
+            together[key] = members(key, row, claim.id)
+        held.append(claim.id in together[key])
+    return lists, found, together, held
 
 
 def _dropped(ch: Changes, claim: Claim, held: bool) -> bool:
@@ -234,12 +265,28 @@ def _dropped(ch: Changes, claim: Claim, held: bool) -> bool:
     return not f.realized or found is None or found.token != claim.token
 
 
-def _realize_keys(keys: Layout, worker: WorkerId, encoded: Sequence[bytes]) -> list[bytes]:
-    """The fence, then each claim's row of its worker, then whether each has listeners."""
-    held, futures = keys.claim_rows(worker.ip, worker.port), keys.futures
+def _lists(keys: Layout, worker: WorkerId, claims: Sequence[Claim], encoded: Sequence[bytes]) -> list[bytes]:
+    """For each claim the row of its worker that lists it: as `claim_key`, of a batch that few rows list."""
+    held = keys.claim_rows(worker.ip, worker.port)
+    first, token, key = b"", b"", b""
+    lists = []
+    for claim, e in zip(claims, encoded, strict=True):
+        if not claim.claimed_with:
+            lists.append(held + e)
+            continue
+        if claim.claimed_with != first or claim.token != token:
+            first, token = claim.claimed_with, claim.token
+            key = held + encode_id(first) + token_stamp(token)
+        lists.append(key)
+    return lists
+
+
+def _realize_keys(keys: Layout, worker: WorkerId, lists: Sequence[bytes], encoded: Sequence[bytes]) -> list[bytes]:
+    """The fence, then the rows of the worker that list the claims, then whether each has listeners."""
+    futures = keys.futures
     return [
         keys.incarnation(worker.ip, worker.port),
-        *[held + e for e in encoded],
+        *dict.fromkeys(lists),
         *[futures + e + LISTENERS for e in encoded],
     ]
 

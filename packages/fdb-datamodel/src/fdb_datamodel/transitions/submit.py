@@ -115,13 +115,13 @@ def submit_claimed(
                 f"future {show_id(spec.id)} has dependencies or limits, or is to begin later: submit it to the pool, not to a worker"
             )
         shape = spec.requirements.shape if spec.requirements else _ZERO
-        token, attempt = ch.token, 1
+        token, attempt, claimed_with = ch.token, 1, b""
         if exists is not None:
             found = ch.load(spec.id)
             held_now = found.claim
             if held_now is None or not found.claimed or held_now[1] != worker:
                 continue
-            token, attempt = held_now[0], held_now[3]
+            token, attempt, claimed_with = held_now[0], held_now[3], found.claimed_with
         else:
             f = FutureRows(spec.id, e, {})
             ch.put(f, CODE, _code_row(ch, spec))
@@ -135,6 +135,7 @@ def submit_claimed(
             ch.set(held + e, row)
         claim = Claim(spec.id, worker, token, attempt, 0, spec.session, spec.code, spec.args, (), {}, shape)
         claim.run_timeout, claim.name, claim.call_options = spec.run_timeout, spec.name, spec.call_options
+        claim.claimed_with = claimed_with
         claims.append(claim)
     if claims and ring:
         ch.ring_session(worker.incarnation)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fdb_datamodel.errors import AddressInUseError, DamagedFutureError, StrayKeyError, WorkerFencedError
 from fdb_datamodel.lifecycle.attempts import end_attempt
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish
+from fdb_datamodel.lifecycle.holdings import held_claims, unlist
 from fdb_datamodel.lifecycle.placement import lost_pinned
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
@@ -23,6 +24,7 @@ from fdb_datamodel.rows.table import FORMAT
 from fdb_datamodel.transitions.assign import is_unclaimed, relocate
 from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, pack, prefix_end, read_range
 
+_COUNTED = 1000
 _FIRST_BEAT = Heartbeat()
 _NOTHING = b"\x14"  # the number 0 in a key
 
@@ -134,11 +136,10 @@ def list_workers(tr: Transaction, space: ClusterSpace, *, count: bool = True) ->
         if not count:
             found.append(WorkerStatus(worker, info, beat))
             continue
-        keys = layout_of(space)
-        counts = []
-        for prefix in (keys.claim_rows(worker.ip, worker.port), keys.assignment_rows(worker.ip, worker.port)):
-            counts.append(len(read_range(tr, prefix, prefix + b"\xff", limit=1000, snapshot=True)))
-        found.append(WorkerStatus(worker, info, beat, counts[0], counts[1]))
+        claims = held_claims(Changes(tr, space), worker.ip, worker.port, _COUNTED, snapshot=True, readable=True)
+        prefix = layout_of(space).assignment_rows(worker.ip, worker.port)
+        assigned = read_range(tr, prefix, prefix + b"\xff", limit=_COUNTED, snapshot=True)
+        found.append(WorkerStatus(worker, info, beat, len(claims), len(assigned)))
     return found
 
 
@@ -222,19 +223,17 @@ def _dead(ch: Changes) -> list[tuple[bytes, bytes]]:
 
 
 def _reap_claims(ch: Changes, worker: WorkerId, limit: int, drained: bool) -> int:
-    prefix = ch.keys.claim_rows(worker.ip, worker.port)
     done = 0
-    rows = [(key, _held(key, prefix, value)) for key, _, value in ch.read_ids(prefix)]
-    rows = [(key, held) for key, held in rows if held[1] == worker.incarnation]
-    ch.load_ahead(decode_id(key[len(prefix) :]) for key, _ in rows[:limit])
-    for key, (token, _) in rows:
+    rows = [held for held in held_claims(ch, worker.ip, worker.port) if held.incarnation == worker.incarnation]
+    ch.load_ahead(held.id for held in rows[:limit])
+    for held in rows:
         if done == limit:
             return done
         done += 1
-        f = ch.load(decode_id(key[len(prefix) :]))
+        f = ch.load(held.id)
         claim = f.claim
-        if not f.claimed or claim is None or claim[0] != token or claim[1] != worker:
-            ch.clear(key)
+        if not f.claimed or claim is None or claim[0] != held.token or claim[1] != worker:
+            unlist(ch, held)
         elif drained:
             end_attempt(ch, f, Failure("drained", f"worker {worker} was drained"), returned=True)
         else:
@@ -263,13 +262,6 @@ def _reap_assignments(ch: Changes, worker: WorkerId, limit: int) -> int:
         else:
             relocate(ch, f, None)
     return done
-
-
-def _held(key: bytes, prefix: bytes, value: bytes) -> tuple[bytes, bytes]:
-    try:
-        return codec.unpack_claim_row(value)
-    except RecordError as error:
-        raise DamagedFutureError(decode_id(key[len(prefix) :]), str(error), key) from error
 
 
 def _worker_from(ip: str, port: int, row: bytes, beat: bytes | None) -> tuple[WorkerId, WorkerInfo, Heartbeat | None]:
@@ -322,9 +314,8 @@ def list_forgotten(tr: Transaction, space: ClusterSpace) -> int:
 def _list_forgotten(ch: Changes, worker: WorkerId) -> int:
     """List as dead who holds something at this address and isn't this worker: its row was damaged, so nobody could declare it dead."""
     forgotten: set[bytes] = set()
-    for _, _, value in ch.read_ids(ch.keys.claim_rows(worker.ip, worker.port), snapshot=True):
-        with contextlib.suppress(RecordError):  # whoever reaps meets it
-            forgotten.add(codec.unpack_claim_row(value)[1])
+    held = held_claims(ch, worker.ip, worker.port, snapshot=True, readable=True)  # whoever reaps meets the others
+    forgotten.update(one.incarnation for one in held)
     for _, _, value in ch.read_ids(ch.keys.assignment_rows(worker.ip, worker.port), snapshot=True):
         with contextlib.suppress(RecordError):
             forgotten.add(codec.unpack_assignment(value)[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from fdb_datamodel.lifecycle.holdings import Held, claim_key, listed
 from fdb_datamodel.lifecycle.placement import index_keys
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
@@ -33,7 +34,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "known-keys": "every key is one of the reference's table, every value a record of its kind",
     "one-state": "a Failed future has no claim and no result; the keys decide exactly one state",
     "result-iff-realized": "latest_result is there iff the future is Realized: it carries the claim's token",
-    "claim-row": "a future is Claimed iff the claiming worker's claim_future row carries the same token",
+    "claim-row": "a future is Claimed iff a claim_future row of the claiming worker lists it with the same token",
     "claim-live": "a running claim's incarnation is registered, or listed as dead and about to be reaped",
     "one-place": "an Unclaimed future is in the resource indices, of cpu and of what else it needs, xor assigned to one worker; no other one is in any",
     "waiting-timer": "a future in its back-off, or a program that is away, has what ends that: a timer, an edge, an event",
@@ -96,8 +97,11 @@ def _has_listeners(ch: Changes, e: bytes) -> bool:
 
 def _check_claim(ch: Changes, f: FutureRows, claim: tuple[bytes, WorkerId, int, int]) -> Iterator[Violation]:
     token, worker, _, attempt = claim
-    row = ch.get_many([ch.keys.claim_rows(worker.ip, worker.port) + f.e], snapshot=True)[0]
-    held = row is not None and codec.unpack(row)[:2] == (token, worker.incarnation)
+    key = claim_key(ch, worker, f.e, token, f.claimed_with)
+    row = ch.get_many([key], snapshot=True)[0]
+    held = row is not None and Held(key, f.id, token, worker.incarnation, bool(f.claimed_with)) in listed(
+        key, len(ch.keys.claim_rows(worker.ip, worker.port)), row
+    )
     if f.claimed and not held:
         yield _found("claim-row", f.id, f"is Claimed by {worker}, which has no claim_future row of that token")
     if f.claimed and not _is_known(ch, worker):
@@ -190,14 +194,14 @@ def check_assignment(ch: Changes, key: bytes, value: bytes) -> Iterator[Violatio
 
 def check_worker_row(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
     """A claim_future row is of a Claimed future with that token; a registered worker has a heartbeat and isn't dead."""
-    ip, port, name, *rest = ch.keys.space["workers"].unpack(key)
+    ip, port, name, *_ = ch.keys.space["workers"].unpack(key)
     subject = f"worker {ip}:{port}"
     if name == "claim_future":
-        token, incarnation = codec.unpack(value)[:2]
-        f = ch.load(rest[0], snapshot=True)
-        claim = f.claim
-        if not f.claimed or claim is None or claim[:2] != (token, WorkerId(ip, port, incarnation)):
-            yield _found("claim-row", rest[0], f"{subject} has a claim_future row that isn't its claim")
+        for held in listed(key, len(ch.keys.claim_rows(ip, port)), value):
+            f = ch.load(held.id, snapshot=True)
+            claim = f.claim
+            if not f.claimed or claim is None or claim[:2] != (held.token, WorkerId(ip, port, held.incarnation)):
+                yield _found("claim-row", held.id, f"{subject} has a claim_future row that isn't its claim")
     elif name == "incarnation":
         worker = WorkerId(ip, port, codec.incarnation_of(value) or b"")
         beat, dead = ch.get_many([ch.keys.heartbeat(ip, port), ch.keys.dead_worker(worker)], snapshot=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fdb_datamodel.rows.codec.values import (
     BOOL,
     BYTES,
@@ -10,6 +12,7 @@ from fdb_datamodel.rows.codec.values import (
     MAYBE_TUPLE,
     STR,
     TUPLE,
+    nth,
     pack,
     reader,
     typed,
@@ -23,9 +26,16 @@ def pack_claim(worker: WorkerId, token: bytes, wall_us: int, attempt: int) -> by
     return claim_head(worker, token, wall_us) + pack(attempt)
 
 
-def claim_head(worker: WorkerId, token: bytes, wall_us: int) -> bytes:
-    """A claim's value but for its last field, the attempt: the same for every claim of a batch."""
-    return b"\x96" + pack(token) + pack(worker.ip) + pack(worker.port) + pack(worker.incarnation) + pack(wall_us)
+def claim_head(worker: WorkerId, token: bytes, wall_us: int, *, together: bool = False) -> bytes:
+    """A claim's value but for the attempt, and, of those made `together`, with which one: the same for every claim of a batch."""
+    return (
+        (b"\x97" if together else b"\x96")
+        + pack(token)
+        + pack(worker.ip)
+        + pack(worker.port)
+        + pack(worker.incarnation)
+        + pack(wall_us)
+    )
 
 
 @reader("a claim")
@@ -34,6 +44,17 @@ def unpack_claim(value: bytes) -> tuple[bytes, WorkerId, int, int]:
     f = unpack(value)
     typed(f, BYTES, STR, INT, BYTES, INT, INT)
     return f[0], WorkerId(f[1], f[2], f[3]), f[4], f[5]
+
+
+@reader("a claim")
+def claimed_with(value: bytes) -> bytes:
+    """The id of the first one of those that a claim was made together with; b"" of one that was made by itself."""
+    f = unpack(value)
+    typed(f, BYTES, STR, INT, BYTES, INT, INT, BYTES)
+    first: bytes = nth(f, 6, b"")
+    if len(first) not in (0, 16):
+        raise ValueError("it was made with what is no future")
+    return first
 
 
 def pack_claim_row(worker: WorkerId, token: bytes) -> bytes:
@@ -46,6 +67,21 @@ def unpack_claim_row(value: bytes) -> tuple[bytes, bytes]:
     f = unpack(value)
     typed(f, BYTES, BYTES)
     return f[0], f[1]
+
+
+def pack_claims_row(incarnation: bytes, ids: Iterable[bytes]) -> bytes:
+    return pack((incarnation, b"".join(ids)))
+
+
+@reader("a worker's claims")
+def unpack_claims_row(value: bytes) -> tuple[bytes, list[bytes]]:
+    """(incarnation, ids of the futures that it claimed together and holds)."""
+    f = unpack(value)
+    typed(f, BYTES, BYTES)
+    incarnation, ids = f[:2]
+    if not ids or len(ids) % 16:
+        raise ValueError("it lists what are no futures")
+    return incarnation, [ids[at : at + 16] for at in range(0, len(ids), 16)]
 
 
 @reader("what an attempt printed")
