@@ -99,7 +99,7 @@ def _always(worker: WorkerId) -> Callable[[], WorkerId]:
 
 def test_of_many_idle_workers_one_keeps_the_clock_and_the_others_hardly_look() -> None:
     house = House(10)
-    house.live(MINUTE)  # until all know who is first
+    house.live(10)  # until all know who is first
     before, clock = [db.count for db in house.counted], house.clock()
     house.live(MINUTE)
     first, *others = [db.count - earlier for db, earlier in zip(house.counted, before, strict=True)]
