@@ -33,7 +33,7 @@ def test_claims_are_hardly_more_than_tasks(cluster: Callable[..., Any]) -> None:
     client.gather([client.submit(nap, 8) for _ in range(300)], timeout=WAIT, progress=False)
     attempts = attempts_of(client)
     assert len(attempts) == 300
-    assert sum(attempts) <= 330
+    assert sum(attempts) <= 375  # a worker gives some 25 to an idle peer at once, as a rule not once
     demo.check()
 
 
