@@ -17,6 +17,7 @@ from ..errors import Code
 from ..faults import JUMP, LATE, LATE_AFTER, NEVER, NOW, Fate, Faults
 from ..pure import idempotency
 from ..pure.overlay import Overlay
+from ..sharing.waiting import GoOn
 
 LANDS_WITHIN = 5.0
 """Seconds after which a commit that is to land late doesn't, since somebody keeps this process from writing."""
@@ -41,8 +42,8 @@ class FaultyCommits:
         self._lock = threading.Lock()
         faults.attach(self)
 
-    def before_read(self) -> None:
-        """What a read version may meet; raises `Code` 1009 or 1037."""
+    def before_read(self, go_on: GoOn) -> None:
+        """What a read version may meet; raises `Code` 1009 or 1037. `go_on` raises where there is no time left to wait."""
         code, jump = self.faults.for_read_version()
         if jump:
             self.engine.jump_version(JUMP)

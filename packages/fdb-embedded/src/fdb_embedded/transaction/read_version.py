@@ -22,7 +22,7 @@ def snapshot_of(tr: TransactionState) -> Snapshot:
         wanted = tr.wanted_version
         try:
             if tr.database.faulty is not None:
-                tr.database.faulty.before_read()
+                tr.database.faulty.before_read(tr.go_on)
             snap = tr.engine.snapshots.begin(tr.go_on) if wanted is None else _snapshot_at(tr, wanted)
         except Code as error:
             raise tr.read_failed(error.code) from None

@@ -1,0 +1,246 @@
+"""Time that is drawn and strands of execution that take turns: what a process and its threads are in the simulation.
+
+Everything runs in one thread of the operating system. A strand (a greenlet) runs until it waits for something; then the hub
+takes what is due next from its queue and moves time there. What is due at the same time comes in an order that is drawn. So one
+seed is one history, and an hour in which nothing happens takes no time at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from greenlet import getcurrent, greenlet
+
+EPOCH: Final = 1_700_000_000.0
+"""The wall time at which a simulation begins, seconds since 1970."""
+START: Final = 1_000.0
+"""Its monotonic time then."""
+_MOMENT: Final = 20e-6
+"""Seconds, at most, until what was woken goes on."""
+_FIRST_PID: Final = 10_000
+_LEAST: Final = 1e-6
+"""Seconds that any wait takes: whoever waits for a moment that is less away than his clock can tell has to see it pass."""
+_ENGINE: Final = "fdb_embedded."
+_WAITS: Final = frozenset({"wait", "wait_until", "wait_for"})
+"""The engine's functions in which nothing of it is held."""
+
+
+class SimulationError(Exception):
+    """The simulation itself can't go on: everybody waits, or the hub would."""
+
+
+@dataclass(eq=False)
+class Process:
+    """What dies, stops and is cut off as one; it has clocks of its own."""
+
+    number: int
+    host: str
+    name: str
+    rate: float = 1.0
+    """Of its clocks, beside true time."""
+    offset: float = 0.0
+    """Of its monotonic clock."""
+    wall_offset: float = 0.0
+    dead: bool = False
+    stopped_until: float = 0.0
+    cut_off_until: float = 0.0
+    asleep: float = 0.0
+    """Seconds that its host was suspended, which the monotonic clock doesn't count."""
+
+    @property
+    def pid(self) -> int:
+        return _FIRST_PID + self.number
+
+
+class Strand(greenlet):
+    """One thread of a process, or of nobody: the engine's and the network's."""
+
+    def __init__(self, run: Callable[[], None], hub: greenlet, number: int, process: Process | None) -> None:
+        super().__init__(run, hub)
+        self.number = number
+        self.process = process
+        self.turn = 0
+        """Rises with each wait and each return from it: what was to end an earlier wait is void."""
+        self.woken = False
+        self.travels = False
+        """Whether it waits for the network, where nothing is held."""
+        self.at_end: list[Callable[[], object]] = []
+
+
+class Machine:
+    """The hub: the queue of what is due, and the clocks."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(f"{seed} machine")
+        self.now = START
+        self.hub = getcurrent()
+        self.processes: list[Process] = []
+        self.failures: list[str] = []
+        """What may not happen: exceptions that nobody caught."""
+        self.preempts = 0.0
+        """How probably a strand loses its turn where it takes a lock."""
+        self.switches = 0
+        self.trace = 0
+        self._queue: list[tuple[float, float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._numbers = itertools.count(2)
+        self._strands: set[Strand] = set()
+        """All that haven't ended: those of the dead may not be collected, which would run their `finally`."""
+
+    def process_of(self, pid: int) -> Process | None:
+        """The living process of a pid."""
+        number = pid - _FIRST_PID
+        process = self.processes[number] if 0 <= number < len(self.processes) else None
+        return None if process is None or process.dead else process
+
+    # --- what strands do
+
+    def block(self, seconds: float | None = None) -> bool:
+        """Wait until woken, or `seconds` of the strand's own clock; whether it was woken."""
+        me = getcurrent()
+        if not isinstance(me, Strand):
+            raise SimulationError("the hub may not wait: what it calls needs something that a strand holds")
+        me.turn += 1
+        if seconds is not None:
+            rate = 1.0 if me.process is None else me.process.rate
+            self._resume_at(self.now + max(_LEAST, seconds / rate), me, woken=False)
+        self.hub.switch()
+        return me.woken
+
+    def wake(self, strand: Strand) -> None:
+        """End the wait in which the strand is."""
+        self._resume_at(self.now + self.rng.random() * _MOMENT, strand, woken=True)
+
+    def perhaps_lose_turn(self) -> None:
+        """A place where another strand may come between."""
+        me = getcurrent()
+        if self.preempts and isinstance(me, Strand) and me.process is not None and self.rng.random() < self.preempts:
+            self.block(self.rng.random() * self.rng.choice((_MOMENT, 0.001, 0.05)))
+
+    def spawn(self, process: Process | None, run: Callable[[], None]) -> Strand:
+        """A new strand, which begins soon."""
+        strand: Strand
+
+        def body() -> None:
+            try:
+                run()
+            except Exception as error:
+                self.failures.append(f"a strand of {_name(process)} ended with {error!r}")
+                raise
+            finally:
+                self._strands.discard(strand)
+                for call in strand.at_end:
+                    call()
+
+        strand = Strand(body, self.hub, next(self._numbers), process)
+        self._strands.add(strand)
+        self.wake(strand)
+        return strand
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        """Have the hub call `action`, which may not wait."""
+        heapq.heappush(self._queue, (when, self.rng.random(), next(self._count), action))
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """`at`, so many seconds from now."""
+        self.at(self.now + seconds, action)
+
+    # --- clocks, of whoever asks
+
+    def monotonic(self) -> float:
+        process = _process()
+        if process is None:
+            return self.now
+        return process.offset + (self.now - process.asleep) * process.rate
+
+    def boottime(self, process: Process | None = None) -> float:
+        process = process or _process()
+        return self.now if process is None else process.offset / 3 + self.now * process.rate
+
+    def wall(self) -> float:
+        process = _process()
+        return EPOCH + self.now - START + (0.0 if process is None else process.wall_offset)
+
+    # --- the hub
+
+    def run(self, until: float, over: Callable[[], bool], check: Callable[[], None]) -> bool:
+        """Until `over`, or until `until`; whether it is over. `check` is called after each turn of a strand."""
+        while not over():
+            if self.failures:
+                raise SimulationError(self.failures[0])
+            if not self._queue or self._queue[0][0] > until:
+                self.now = until
+                return False
+            when, _, _, action = heapq.heappop(self._queue)
+            self.now = max(self.now, when)
+            action()
+            check()
+        return True
+
+    def _resume_at(self, when: float, strand: Strand, *, woken: bool) -> None:
+        turn = strand.turn
+
+        def resume() -> None:
+            if strand.turn != turn or strand.dead:
+                return
+            process = strand.process
+            if process is not None and (process.dead or process.stopped_until > self.now) and _may_stop(strand):
+                if not process.dead:
+                    self.at(process.stopped_until, resume)
+                return
+            strand.turn += 1
+            strand.woken = woken
+            self.switches += 1
+            self.note(b"%d %d" % (strand.number, round(self.now * 1e6)))
+            strand.switch()
+
+        self.at(when, resume)
+
+    def note(self, what: bytes) -> None:
+        """Into the trace, by which two runs of one seed are compared."""
+        self.trace = zlib.crc32(what, self.trace)
+
+
+def current_process() -> Process | None:
+    """Whose strand runs; None for the hub, the engine and the network."""
+    return _process()
+
+
+def _process() -> Process | None:
+    me = getcurrent()
+    return me.process if isinstance(me, Strand) else None
+
+
+def _may_stop(strand: Strand) -> bool:
+    """Whether the strand is where its process's death, or stop, leaves nothing of the engine locked.
+
+    The engine serves all processes here, as the servers of a cluster do, and is never stopped in the midst of a call.
+    """
+    if strand.travels:
+        return True
+    frame: FrameType | None = strand.gr_frame
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(_ENGINE):
+            return frame.f_code.co_name in _WAITS
+        frame = frame.f_back
+    return True
+
+
+def _name(process: Process | None) -> str:
+    return "the network" if process is None else process.name
+
+
+def strands_of(machine: Machine, process: Process) -> list[Strand]:
+    """Those of a process that haven't ended, for people to look at."""
+    return [strand for strand in machine._strands if strand.process is process]
+
+
+__all__ = ["EPOCH", "START", "Machine", "Process", "SimulationError", "Strand", "current_process", "strands_of"]

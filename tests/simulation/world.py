@@ -1,0 +1,193 @@
+"""One simulated cluster: its database, its processes and what befalls them, all drawn from one seed."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import fdb_embedded
+from fdb_embedded.faults import Faults
+from idempotent_txn import TransactionTimedOut
+from simulation.machine import Machine, Process, SimulationError
+from simulation.network import connect
+from simulation.stand_ins import Stage
+
+T = TypeVar("T")
+FAULTS: Final = (
+    "not_committed", "too_old", "unknown_before", "unknown_after", "unknown_late", "timed_out_late", "future_version",
+    "process_behind", "version_jump",
+)  # fmt: skip
+TROUBLES: Final = ("kill", "stop", "suspend", "cut off", "wall clock")
+_LOOK: Final = 3.0
+"""Seconds between two looks whether all has come to its end."""
+_COLLECT_EVERY: Final = 200_000
+"""Switches between two collections of garbage: at the same places in each run of a seed."""
+
+
+@dataclass
+class Plan:
+    """Swarm testing: what a seed may meet at all."""
+
+    faults: dict[str, float]
+    troubles: dict[str, float]
+    every: float
+    """Mean seconds between two troubles; 0: none."""
+    preempts: float
+    drift: bool
+
+    @classmethod
+    def drawn(cls, seed: int) -> Plan:
+        chance = random.Random(f"{seed} plan")
+        faults = {name: chance.choice((0.005, 0.02, 0.08)) for name in FAULTS if chance.random() < 0.4}
+        faults.pop("version_jump", None) if chance.random() < 0.5 else None
+        if "version_jump" in faults:
+            faults["version_jump"] = 0.002
+        troubles = {name: chance.choice((1.0, 1.0, 3.0)) for name in TROUBLES if chance.random() < 0.6}
+        every = chance.choice((0.0, 2.0, 5.0, 20.0)) if troubles else 0.0
+        return cls(faults, troubles, every, chance.choice((0.0, 0.01, 0.1)), chance.random() < 0.5)
+
+
+@dataclass
+class World:
+    """The cluster, and the laws that hold after each turn."""
+
+    seed: int
+    plan: Plan
+    machine: Machine = field(init=False)
+    laws: list[Callable[[], None]] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    """What befell whom, for people."""
+    calm: bool = False
+    """From then on nothing befalls anybody: what was asked for has to come to its end."""
+
+    def __post_init__(self) -> None:
+        self.machine = Stage.machine = Machine(self.seed)
+        self.machine.preempts = self.plan.preempts
+        self.chance = random.Random(f"{self.seed} world")
+        random.seed(self.seed)
+        self.name = f"simulation-{self.seed}"
+        self.db = fdb_embedded.open(f"memory:{self.name}")
+        """The simulation's own eyes: neither latency nor faults."""
+        self._restart: dict[int, Callable[[], Process]] = {}
+
+    # --- processes
+
+    def process(self, name: str, main: Callable[[Process, Any], None], *, restarts: bool = True) -> Process:
+        """A process that runs `main(process, database)`; killed, another one takes its place if it `restarts`."""
+        number, chance = len(self.machine.processes), self.chance
+        host = f"host-{chance.randrange(3)}"
+        process = Process(number, host, f"{name}-{number}")
+        if self.plan.drift:
+            process.rate = chance.choice((1.0, 0.95, 1.05, chance.uniform(0.95, 1.05)))
+            process.offset = chance.uniform(0, 1e6)
+            process.wall_offset = chance.choice((0.0, chance.uniform(-100, 100), chance.uniform(-1e6, 1e6)))
+        self.machine.processes.append(process)
+        faults = Faults(seed=chance.randrange(1 << 30), **self.plan.faults)
+        if restarts:
+            self._restart[number] = lambda: self.process(name, main)
+
+        def run() -> None:
+            try:
+                main(process, connect(process, self.name, faults, f"{self.seed}"))
+            except TransactionTimedOut as error:  # as all of it says that it may: the process ends, and whoever keeps it restarts it
+                self.tell(f"{process.name} ends: {str(error)[:100]}")
+                self.kill(process)
+            process.dead = True
+
+        self.machine.spawn(process, run)
+        return process
+
+    def kill(self, process: Process) -> None:
+        """It ends, at any moment, as by SIGKILL; whoever restarts it does so a moment later."""
+        process.dead = True
+        restart = self._restart.pop(process.number, None)
+        if restart is not None:
+            self.machine.after(self.chance.uniform(0.1, 3.0), lambda: restart() and None)
+
+    # --- trouble
+
+    def tell(self, what: str) -> None:
+        self.story.append(f"{self.machine.now - 1000:9.3f} s  {what}")
+        self.machine.note(what.encode())
+
+    def stir(self) -> None:
+        """One trouble, and the next one later, until all is calm."""
+        if self.calm or not self.plan.every:
+            return
+        living = [process for process in self.machine.processes if not process.dead]
+        if living:
+            self._befall(self.chance.choice(living))
+        self.machine.after(self.chance.expovariate(1 / self.plan.every), self.stir)
+
+    def _befall(self, process: Process) -> None:
+        kinds, weights = list(self.plan.troubles), list(self.plan.troubles.values())
+        kind = self.chance.choices(kinds, weights)[0]
+        now, seconds = self.machine.now, self.chance.choice((0.2, 1.0, 4.0, 10.0, 30.0))
+        if kind == "kill":
+            self.tell(f"{process.name} is killed")
+            self.kill(process)
+        elif kind == "stop":
+            process.stopped_until = max(process.stopped_until, now + seconds)
+            self.tell(f"{process.name} is stopped for {seconds} s")
+        elif kind == "suspend":
+            process.stopped_until = max(process.stopped_until, now + seconds)
+            process.asleep += seconds
+            self.tell(f"the host of {process.name} sleeps for {seconds} s")
+        elif kind == "cut off":
+            process.cut_off_until = max(process.cut_off_until, now + seconds)
+            self.tell(f"{process.name} is cut off for {seconds} s")
+        else:
+            process.wall_offset += self.chance.uniform(-3600, 3600)
+            self.tell(f"the wall clock of {process.name} is set")
+
+    # --- running
+
+    def run(self, troubled: float, patience: float, settled: Callable[[], bool]) -> None:
+        """`troubled` seconds in which anything may happen, then calm until all is `settled`: within `patience` seconds.
+
+        `settled` may use the database.
+        """
+        here = self.machine
+        begun = here.now
+        here.after(self.chance.uniform(0.0, 1.0), self.stir)
+        self._go(begun + troubled, lambda: False)
+        self.calm = True
+        self.tell("calm")
+        for process in here.processes:
+            process.stopped_until = min(process.stopped_until, here.now)
+            process.cut_off_until = min(process.cut_off_until, here.now)
+        self.witness(lambda: self._await(settled), patience)
+
+    def _await(self, settled: Callable[[], bool]) -> bool:
+        while not settled():
+            self.machine.block(_LOOK)
+        return True
+
+    def witness(self, look: Callable[[], T], patience: float = 60.0) -> T:
+        """What `look` returns, which may use the database: it runs in a strand of nobody's, while the others go on."""
+        seen: list[T] = []
+        self.machine.spawn(None, lambda: seen.append(look()))
+        if not self._go(self.machine.now + patience, lambda: bool(seen)):
+            raise AssertionError(f"{patience} s of calm, and not all has come to its end")
+        return seen[0]
+
+    def _go(self, until: float, over: Callable[[], bool]) -> bool:
+        here = self.machine
+        collected = here.switches
+        laws = self.laws
+
+        def check() -> None:
+            nonlocal collected
+            for law in laws:
+                law()
+            if here.switches - collected > _COLLECT_EVERY:
+                collected = here.switches
+                gc.collect()
+
+        return here.run(until, over, check)
+
+
+__all__ = ["Plan", "SimulationError", "World"]
