@@ -139,7 +139,7 @@ class Heaps:
         clock = run(self.world.db, lambda tr: read_clock(tr, ClusterSpace(CLUSTER)))
         self.starts.setdefault(task.id, []).append((clock, gen, epoch))
         seen = sysdb.log_end(task.partition)
-        time.sleep(chance.choice((0.0, 0.1, 3.0, 40.0)))
+        time.sleep(chance.choice((0.0, 0.1, 3.0, 0.0 if self.world.calm else 40.0)))
         if not self.world.calm and chance.random() < self.failures:
             raise RuntimeError("a simulated failure")
         self.read[task.id] = max(self.read.get(task.id, 0), seen)
@@ -194,10 +194,13 @@ class Heaps:
                 sysdb.resume(task.id)
             if task.dead:
                 sysdb.redrive(task.id, task.gen)
-        return all(
-            task.state == "waiting" and not task.pending_runs and task.completion_offset >= sysdb.log_end(task.partition)
+        left = [
+            task
             for task in tasks
-        )
+            if task.state != "waiting" or task.pending_runs or task.completion_offset < sysdb.log_end(task.partition)
+        ]
+        self.world.unsettled = f"{left}"
+        return not left
 
     def end(self) -> None:
         sysdb = self._sysdb

@@ -12,7 +12,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
@@ -53,6 +53,9 @@ class Process:
     cut_off_until: float = 0.0
     asleep: float = 0.0
     """Seconds that its host was suspended, which the monotonic clock doesn't count."""
+    silent: float = 0.0
+    """Seconds in all for which it was stopped or cut off."""
+    at_death: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def pid(self) -> int:
@@ -71,6 +74,8 @@ class Strand(greenlet):
         self.woken = False
         self.travels = False
         """Whether it waits for the network, where nothing is held."""
+        self.gone = False
+        """Whether it belongs to a child process that is dead, where its process isn't."""
         self.at_end: list[Callable[[], object]] = []
 
 
@@ -189,7 +194,7 @@ class Machine:
         turn = strand.turn
 
         def resume() -> None:
-            if strand.turn != turn or strand.dead:
+            if strand.turn != turn or strand.dead or (strand.gone and _may_stop(strand)):
                 return
             process = strand.process
             if process is not None and (process.dead or process.stopped_until > self.now) and _may_stop(strand):
@@ -238,9 +243,20 @@ def _name(process: Process | None) -> str:
     return "the network" if process is None else process.name
 
 
-def strands_of(machine: Machine, process: Process) -> list[Strand]:
-    """Those of a process that haven't ended, for people to look at."""
-    return [strand for strand in machine._strands if strand.process is process]
+def waiting(machine: Machine) -> list[str]:
+    """Where each strand of a living process waits, for people to look at."""
+    found = []
+    for strand in sorted(machine._strands, key=lambda one: one.number):
+        if strand.process is not None and not strand.process.dead and not strand.gone:
+            frames = []
+            frame: FrameType | None = strand.gr_frame
+            while frame is not None:
+                name = str(frame.f_globals.get("__name__", ""))
+                if not name.startswith(("simulation.machine", "simulation.stand_ins", "threading")):
+                    frames.append(f"{name.rpartition('.')[2]}.{frame.f_code.co_name}:{frame.f_lineno}")
+                frame = frame.f_back
+            found.append(f"  {strand.process.name} strand {strand.number}: {' < '.join(frames[:9])}")
+    return found
 
 
-__all__ = ["EPOCH", "START", "Machine", "Process", "SimulationError", "Strand", "current_process", "strands_of"]
+__all__ = ["EPOCH", "START", "Machine", "Process", "SimulationError", "Strand", "current_process", "waiting"]

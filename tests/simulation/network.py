@@ -124,4 +124,20 @@ def call_back_in_process(impl: Any) -> None:
     impl.Future.on_ready = in_process
 
 
-__all__ = ["Code", "Network", "call_back_in_process", "connect"]
+def call_by_own_clock(housekeeper: Any) -> None:
+    """Timers that a process asks the engine for go by its clock, and ring in a strand of its own."""
+    call_at = housekeeper.call_at
+
+    def by_own_clock(self: Any, when: float, callback: Callable[[], None]) -> None:
+        me, here = getcurrent(), machine()
+        process = me.process if isinstance(me, Strand) else None
+        if process is None:
+            call_at(self, when, callback)
+        else:
+            left = (when - here.monotonic()) / process.rate
+            here.after(max(0.0, left), lambda: here.spawn(process, callback) and None)
+
+    housekeeper.call_at = by_own_clock
+
+
+__all__ = ["Code", "Network", "call_back_in_process", "call_by_own_clock", "connect"]

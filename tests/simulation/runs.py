@@ -6,6 +6,7 @@ import argparse
 import gc
 import json
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,24 +17,30 @@ import fdb_embedded
 fdb_embedded.load()
 # ruff: noqa: E402
 import fdb
-import lease_locks.session.host
-from simulation import network, stand_ins
+from fdb_embedded.engine.housekeeping import Housekeeper
+from simulation import descriptors, network, stand_ins, workers
+from simulation.futures import Futures
 from simulation.heaps import Heaps
 from simulation.leases import Leases
+from simulation.machine import waiting
 from simulation.world import Plan, World
 
-SCENES: Final[dict[str, Callable[[World], Any]]] = {"leases": Leases, "heaps": Heaps}
+SCENES: Final[dict[str, Callable[[World], Any]]] = {"leases": Leases, "heaps": Heaps, "futures": Futures}
 
 _MACHINE_SECONDS: Final = 120.0
-_PATIENCE: Final = 900.0
+_PATIENCE: Final = float(os.environ.get("SIMULATION_PATIENCE", "900"))
 
-stand_ins.take_over()
+workers.install()
+stand_ins.take_over({select: descriptors.select_of_machine()}, descriptors.add_to)
 network.call_back_in_process(fdb.impl)
+network.call_by_own_clock(Housekeeper)
 
 
 def one(seed: int, scene: str) -> dict[str, Any]:
     """Play a seed in this process."""
     world = World(seed, Plan.drawn(seed))
+    if os.environ.get("SIMULATION_TICKS"):
+        _tick(world)
     played = SCENES[scene](world)
     found = ""
     try:
@@ -41,7 +48,7 @@ def one(seed: int, scene: str) -> dict[str, Any]:
         rows = world.witness(lambda: [played.end(), list(world.db.get_range(b"", b"\xff"))])
         world.machine.note(repr(rows).encode())
     except BaseException as error:
-        found = "".join(traceback.format_exception(error))
+        found = "".join([*traceback.format_exception(error), "\n".join(["where they wait:", *waiting(world.machine)])])
     here = world.machine
     return {
         "seed": seed,
@@ -53,6 +60,13 @@ def one(seed: int, scene: str) -> dict[str, Any]:
         "story": world.story,
         "plan": repr(world.plan),
     }
+
+
+def _tick(world: World) -> None:
+    """Tell now and then how far it is."""
+    here = world.machine
+    print(f"{here.now - 1000:.0f} s, {here.switches} switches", file=sys.stderr, flush=True)
+    here.after(10.0, lambda: _tick(world))
 
 
 def forked(seed: int, scene: str) -> dict[str, Any]:

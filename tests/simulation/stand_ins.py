@@ -92,27 +92,29 @@ class Lock:
 class Local:
     """`threading.local`, by strand."""
 
-    def __init__(self) -> None:
-        object.__setattr__(self, "_by_strand", {})
+    def __new__(cls, *_: Any, **__: Any) -> Local:
+        made = object.__new__(cls)
+        object.__setattr__(made, "_by_strand", {})
+        return made
 
-    def _own(self) -> dict[str, Any]:
-        by_strand: dict[int, dict[str, Any]] = object.__getattribute__(self, "_by_strand")
-        return by_strand.setdefault(get_ident(), {})
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._own()[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    def __getattribute__(self, name: str) -> Any:
+        own = _own(self)
+        return own[name] if name in own else object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._own()[name] = value
+        _own(self)[name] = value
 
     def __delattr__(self, name: str) -> None:
-        try:
-            del self._own()[name]
-        except KeyError:
-            raise AttributeError(name) from None
+        if _own(self).pop(name, _MISSING) is _MISSING:
+            raise AttributeError(name)
+
+
+_MISSING: Final = object()
+
+
+def _own(local: Local) -> dict[str, Any]:
+    by_strand: dict[int, dict[str, Any]] = object.__getattribute__(local, "_by_strand")
+    return by_strand.setdefault(get_ident(), {})
 
 
 class Handle:
@@ -301,9 +303,13 @@ class Futex:
             Stage.machine.wake(strand)
 
 
-def take_over() -> None:
-    """After the system was imported: the engine gets true time and the machine's futex, everybody else the processes of the machine."""
+def take_over(modules: dict[types.ModuleType, types.ModuleType], add_to_os: Callable[[types.ModuleType], None]) -> None:
+    """After the system was imported: the engine gets true time and the machine's futex, everybody else the machine's processes.
+
+    `modules`: by what else modules of the standard library are replaced; `add_to_os` adds to what stands in for `os`.
+    """
     engine_time, futex, shim = TrueTime(), Futex(), _os_of_processes()
+    add_to_os(shim)
     identity = sys.modules["fdb_schema.identity"]
     known = {getattr(identity, name): made for name, made in _IDENTITY.items()}
     for name, module in list(sys.modules.items()):
@@ -314,7 +320,7 @@ def take_over() -> None:
             if name.endswith(".sharing.futex"):
                 module.__dict__.update(wait=futex.wait, wake=futex.wake)
         elif package in SYSTEM:
-            _replace(module, {os: shim} | known)
+            _replace(module, {os: shim} | modules | known)
 
 
 _CLIENTS_PART: Final = "fdb_embedded.transaction"
@@ -362,7 +368,8 @@ def _os_of_processes() -> types.ModuleType:
         if Stage.machine.process_of(pid) is None:
             raise ProcessLookupError(pid)
 
-    shim.__dict__.update(getpid=getpid, kill=kill)
+    # With one core nobody stays awake for what is about to come: here no time would pass meanwhile.
+    shim.__dict__.update(getpid=getpid, kill=kill, sched_getaffinity=lambda _pid: {0})
     return shim
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import fdb_embedded
 from fdb_embedded.faults import Faults
+from fdb_schema import DatabaseUnreachableError
 from idempotent_txn import TransactionTimedOut
 from simulation.machine import Machine, Process, SimulationError
 from simulation.network import connect
@@ -60,6 +61,8 @@ class World:
     laws: list[Callable[[], None]] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     """What befell whom, for people."""
+    unsettled: str = ""
+    """Why not all has come to its end, at the last look."""
     calm: bool = False
     """From then on nothing befalls anybody: what was asked for has to come to its end."""
 
@@ -92,20 +95,26 @@ class World:
         def run() -> None:
             try:
                 main(process, connect(process, self.name, faults, f"{self.seed}"))
-            except TransactionTimedOut as error:  # as all of it says that it may: the process ends, and whoever keeps it restarts it
+            except (TransactionTimedOut, DatabaseUnreachableError) as error:  # as it says that it may: whoever keeps it restarts it
                 self.tell(f"{process.name} ends: {str(error)[:100]}")
                 self.kill(process)
-            process.dead = True
+            self._bury(process)
 
         self.machine.spawn(process, run)
         return process
 
     def kill(self, process: Process) -> None:
         """It ends, at any moment, as by SIGKILL; whoever restarts it does so a moment later."""
-        process.dead = True
+        self._bury(process)
         restart = self._restart.pop(process.number, None)
         if restart is not None:
             self.machine.after(self.chance.uniform(0.1, 3.0), lambda: restart() and None)
+
+    def _bury(self, process: Process) -> None:
+        process.dead = True
+        for call in process.at_death:
+            call()
+        process.at_death.clear()
 
     # --- trouble
 
@@ -126,6 +135,8 @@ class World:
         kinds, weights = list(self.plan.troubles), list(self.plan.troubles.values())
         kind = self.chance.choices(kinds, weights)[0]
         now, seconds = self.machine.now, self.chance.choice((0.2, 1.0, 4.0, 10.0, 30.0))
+        if kind in ("stop", "suspend", "cut off"):
+            process.silent += seconds
         if kind == "kill":
             self.tell(f"{process.name} is killed")
             self.kill(process)
@@ -171,7 +182,7 @@ class World:
         seen: list[T] = []
         self.machine.spawn(None, lambda: seen.append(look()))
         if not self._go(self.machine.now + patience, lambda: bool(seen)):
-            raise AssertionError(f"{patience} s of calm, and not all has come to its end")
+            raise AssertionError(f"{patience} s of calm, and not all has come to its end: {self.unsettled}")
         return seen[0]
 
     def _go(self, until: float, over: Callable[[], bool]) -> bool:

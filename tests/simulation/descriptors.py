@@ -1,0 +1,232 @@
+"""Descriptors of the machine: event counters, streams between processes, and `poll` and `epoll` over them."""
+
+from __future__ import annotations
+
+import os
+import select
+import types
+from collections.abc import Callable
+from typing import Any, Final
+
+from greenlet import getcurrent
+
+from simulation.machine import Process, Strand, current_process
+from simulation.stand_ins import machine
+
+FIRST: Final = 1 << 20
+"""Descriptors from here on are the machine's; a real one is never so high."""
+_EOF: Final = b""
+
+
+class Descriptor:
+    """Something that becomes readable."""
+
+    known: Final[dict[int, Descriptor]] = {}
+
+    def __init__(self) -> None:
+        self.number = FIRST + len(self.known)
+        self.known[self.number] = self
+        self.open = True
+        self.waiters: dict[Strand, None] = {}
+
+    def readable(self) -> bool:
+        raise NotImplementedError
+
+    def ring(self) -> None:
+        """It became readable: wake who polls it."""
+        for strand in self.waiters:
+            machine().wake(strand)
+
+
+class Counter(Descriptor):
+    """An `eventfd`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def readable(self) -> bool:
+        return self.count > 0
+
+    def add(self, value: int) -> None:
+        self.count += value
+        self.ring()
+
+    def take(self) -> int:
+        if not self.count:
+            raise BlockingIOError
+        count, self.count = self.count, 0
+        return count
+
+
+class Stream(Descriptor):
+    """One end of a connection. What is sent arrives a little later, in its order, unless either process is cut off."""
+
+    def __init__(self, owner: Process | None, latency: Callable[[], float]) -> None:
+        super().__init__()
+        self.owner = owner
+        self.peer: Stream
+        self._latency = latency
+        self._arrived: list[bytes] = []
+        self._over = False
+        self._timeout: float | None = None
+        self._last = 0.0
+
+    # --- as a socket
+
+    def fileno(self) -> int:
+        return self.number if self.open else -1
+
+    def setblocking(self, blocking: bool) -> None:
+        self._timeout = None if blocking else 0.0
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def send(self, data: bytes) -> int:
+        if not self.open or self._over:
+            raise BrokenPipeError("the peer hung up")
+        self.peer.deliver(bytes(data))
+        return len(data)
+
+    def sendall(self, data: bytes) -> None:
+        self.send(data)
+
+    def recv(self, size: int) -> bytes:
+        if self._arrived:
+            data = self._arrived.pop(0)
+            if len(data) > size:
+                self._arrived.insert(0, data[size:])
+            return data[:size]
+        if self._over:
+            return _EOF
+        raise BlockingIOError
+
+    def shutdown(self, _how: int) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self.peer.deliver(_EOF)
+
+    # --- below
+
+    def readable(self) -> bool:
+        return bool(self._arrived) or self._over
+
+    def deliver(self, data: bytes) -> None:
+        """Called by the other end."""
+        here = machine()
+        self._last = max(self._last, here.now + self._latency())
+        here.at(self._last, lambda: self._arrive(data))
+
+    def _arrive(self, data: bytes) -> None:
+        here = machine()
+        cut = max((one.owner.cut_off_until for one in (self, self.peer) if one.owner is not None), default=0.0)
+        if cut > here.now:
+            self._last = max(self._last, cut)
+            here.at(cut, lambda: self._arrive(data))
+            return
+        if data == _EOF:
+            self._over = True
+        else:
+            self._arrived.append(data)
+        self.ring()
+
+
+def connection(here: Process | None, there: Process | None, latency: Callable[[], float]) -> tuple[Stream, Stream]:
+    """Two ends, of two processes. The death of one closes its end."""
+    one, other = Stream(here, latency), Stream(there, latency)
+    one.peer, other.peer = other, one
+    for end in (one, other):
+        if end.owner is not None:
+            end.owner.at_death.append(end.close)
+    return one, other
+
+
+class Poll:
+    """`select.poll`, of which `epoll` is a kind here; times in milliseconds."""
+
+    scale: float = 1e-3
+
+    def __init__(self) -> None:
+        self._registered: dict[int, Descriptor] = {}
+
+    def register(self, descriptor: Any, _mask: int = 0) -> None:
+        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+        self._registered[number] = Descriptor.known[number]
+
+    def modify(self, descriptor: Any, mask: int) -> None:
+        self.register(descriptor, mask)
+
+    def unregister(self, descriptor: Any) -> None:
+        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+        if self._registered.pop(number, None) is None:
+            raise ValueError(f"{number} isn't registered")
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        here, me = machine(), getcurrent()
+        left = None if timeout is None or timeout < 0 else timeout * self.scale
+        ready = self._ready()
+        if ready or not isinstance(me, Strand):
+            return ready
+        if left == 0:  # a look takes a moment, too: who looks again and again sees time pass
+            here.block(0.0)
+            return self._ready()
+        for one in self._registered.values():
+            one.waiters[me] = None
+        try:
+            here.block(left)
+        finally:
+            for one in self._registered.values():
+                one.waiters.pop(me, None)
+        return self._ready()
+
+    def close(self) -> None:
+        self._registered.clear()
+
+    def _ready(self) -> list[tuple[int, int]]:
+        return [(number, select.POLLIN) for number, one in self._registered.items() if one.readable()]
+
+
+class EPoll(Poll):
+    """`select.epoll`; times in seconds."""
+
+    scale = 1.0
+
+
+def select_of_machine() -> types.ModuleType:
+    """`select` over the machine's descriptors."""
+    shim = types.ModuleType("select")
+    shim.__dict__.update(vars(select))
+    shim.__dict__.update(poll=Poll, epoll=EPoll)
+    return shim
+
+
+def add_to(os_shim: types.ModuleType) -> None:
+    """The calls of `os` that take the machine's descriptors."""
+
+    def eventfd(_count: int = 0, _flags: int = 0) -> int:
+        return Counter().number
+
+    def eventfd_write(number: int, value: int) -> None:
+        _counter(number).add(value)
+
+    def eventfd_read(number: int) -> int:
+        return _counter(number).take()
+
+    def close(number: int) -> None:
+        if number < FIRST:
+            os.close(number)
+
+    os_shim.__dict__.update(eventfd=eventfd, eventfd_write=eventfd_write, eventfd_read=eventfd_read, close=close)
+
+
+def _counter(number: int) -> Counter:
+    found = Descriptor.known[number]
+    assert isinstance(found, Counter)
+    return found
+
+
+__all__ = ["Counter", "Descriptor", "Stream", "add_to", "connection", "current_process", "select_of_machine"]

@@ -1,0 +1,119 @@
+"""Futures under the simulation: clients that submit, wait, cancel and leave; workers that are killed, stopped and cut off."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Final
+
+import fdb_datamodel as dm
+from fdb_datamodel import ClusterSpace
+from fdb_schema import DatabaseUnreachableError
+from futures_worker import Client
+from futures_worker.errors import FutureFailedError
+from futures_worker.worker.service import WorkerConfig
+from idempotent_txn import run
+from simulation import workers
+from simulation.machine import Process
+from simulation.tasks import Meant, failing, value_of
+from simulation.world import World
+
+CLUSTER: Final = "simulated"
+_TTL: Final = 3.0
+_SESSION_TTL: Final = 20.0
+_PATIENT: Final = {"max_retries": 10**6, "max_worker_losses": 10**6}
+
+
+@dataclass
+class Asked:
+    """A future of a client that lives."""
+
+    handle: Any
+    number: int
+    fails: bool
+    cancelled: bool = False
+
+
+class Futures:
+    """Clients, each with a few futures at a time, and workers."""
+
+    def __init__(self, world: World) -> None:
+        chance = world.chance
+        self.world = world
+        self.space = ClusterSpace(CLUSTER)
+        workers.begin(world, chance.choice((0.0, 0.0, 0.02)))
+        self.left = chance.randint(30, 120)
+        self.busy: set[int] = set()
+        self.ended = {"realized": 0, "failed": 0, "cancelled": 0, "deleted": 0}
+        for _ in range(chance.randint(1, 3)):
+            config = WorkerConfig(
+                cluster=CLUSTER, slots=chance.randint(1, 3), ttl=_TTL, session_ttl=_SESSION_TTL, collect_after=5.0,
+                tombstones=10.0, object_store=1 << 20,
+            )  # fmt: skip
+            world.process("worker", workers.worker_main(config))
+        for _ in range(chance.randint(1, 2)):
+            world.process("client", self.ask)
+
+    def ask(self, process: Process, db: Any) -> None:
+        chance = self.world.chance
+        self.busy.add(process.number)
+        process.at_death.append(lambda: self.busy.discard(process.number))
+        with Client(db, CLUSTER) as client:
+            known: list[Asked] = []
+            while self.left > 0:
+                self.left -= 1
+                known.append(self._submit(client, known))
+                if chance.random() < 0.1:
+                    one = chance.choice(known)
+                    one.cancelled = one.handle.cancel() or one.cancelled
+                if chance.random() < 0.3:
+                    time.sleep(chance.choice((0.001, 0.1, 2.0)))
+                if chance.random() < 0.4 or len(known) > 6:
+                    self._await(process, known.pop(chance.randrange(len(known))))
+            for one in known:
+                self._await(process, one)
+
+    def _submit(self, client: Client, known: list[Asked]) -> Asked:
+        chance = self.world.chance
+        number, seconds = chance.randrange(1000), chance.choice((0.0, 0.0, 0.01, 0.3, 4.0))
+        if chance.random() < 0.1:
+            return Asked(client.submit(failing, number, seconds, max_retries=1), number, True)
+        inputs = [one for one in known if not one.fails and not one.cancelled and chance.random() < 0.3][:3]
+        size = chance.choice((0, 0, 100, 50_000))
+        handle = client.submit(value_of, number, seconds, size, [one.handle for one in inputs], **_PATIENT)
+        return Asked(handle, number + sum(one.number for one in inputs), False)
+
+    def _await(self, process: Process, one: Asked) -> None:
+        try:
+            number, _ = self._patiently(one.handle)
+            assert not one.fails and number == one.number, f"{number} is not {one.number}"
+            self.ended["realized"] += 1
+        except CancelledError:
+            self.ended["cancelled"] += 1
+        except Meant as error:
+            assert one.fails and str(error) == f"{one.number}", error
+            self.ended["failed"] += 1
+        except dm.FutureDeletedError:
+            # A client that gives no sign of life for its ttl is taken for dead, and what it held is collected.
+            assert process.silent > _SESSION_TTL / 2, "deleted in the hands of its client"
+            self.ended["deleted"] += 1
+        except FutureFailedError as error:
+            raise AssertionError(f"a future failed that wasn't to: {error}") from error
+
+    def _patiently(self, handle: Any) -> Any:
+        while True:
+            try:
+                return handle.result(timeout=600)
+            except DatabaseUnreachableError:
+                continue  # what was submitted is kept, and waiting goes on where it ended
+
+    def settled(self) -> bool:
+        """No client has anything left to ask, and what they held is forgotten."""
+        rows, _ = run(self.world.db, lambda tr: dm.list_futures(tr, self.space, limit=10))
+        self.world.unsettled = f"{self.left} to be asked, clients {sorted(self.busy)} ask, kept: {rows}"
+        return self.left <= 0 and not self.busy and not rows
+
+    def end(self) -> None:
+        problems = dm.validate(self.world.db, self.space)
+        assert problems == [], problems
