@@ -20,6 +20,7 @@ from fdb_datamodel import (
     UnknownFutureError,
     collect,
     declare_session_dead,
+    get_future_state,
     session_lives,
     session_sightings,
     subscribe,
@@ -91,6 +92,23 @@ def test_a_client_that_comes_back_holds_what_it_held(db: Any) -> None:
             assert other.get_future(ids[1]).result(WAIT) == 1, "held by a handle"
             for gone in (ids[0], ids[2]):
                 assert other.get_future(gone).exception(WAIT) is not None
+
+
+def test_a_client_that_comes_back_is_told_of_what_is_no_more(db: Any) -> None:
+    with Client(db, "test") as client:
+        lost = client.submit(square, 3)
+        with Client(db, "test") as other:
+            assert other.get_future(lost.id).result(WAIT) == 9
+        assert not lost._record.ended, "the first client hasn't read its mail"
+        declare_dead(db, client)
+        for _ in range(5):  # let go, marked, judged, judged again, and its tombstone too
+            collect(db, "test", grace=-1.0, tombstones=-1.0)
+        with pytest.raises(UnknownFutureError):
+            run(db, get_future_state, SPACE, lost._record.id)
+        client._context().life.return_again()
+        with pytest.raises(FutureDeletedError, match="no sign of life for too long"):
+            lost.result(WAIT)
+        assert client._context().pending == {}
 
 
 def refers_to(future: Any) -> Callable[[], str]:

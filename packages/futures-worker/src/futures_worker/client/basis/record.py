@@ -55,6 +55,11 @@ class FutureRecord:
         """Whether it is known how the future ended, or that it never will be one."""
         return self.entry is not None or self.trouble is not None
 
+    @property
+    def in_database(self) -> bool:
+        """Whether the database knows of it, or did."""
+        return self.stored
+
     def expect_again(self, epoch: int) -> None:
         """Its result was lost: what is waited for is the end of `epoch`, of which nobody was asked to tell."""
         self.entry, self.epoch, self.subscribed = None, epoch, False
@@ -87,3 +92,7 @@ class CallRecord(FutureRecord):
         self.link = link  # that it goes out by
         self.recorded = False  # whether the cluster knows it before its end
         self.what = what
+
+    @property
+    def in_database(self) -> bool:
+        return self.recorded

@@ -56,7 +56,9 @@ class Session:
             on_return=self._take_up_again,
             on_gone=self._store.forget_code,
         )
-        self._subscriptions = Subscriptions(db, space, self.id, self.expected, self.life, self.line, self._delivered)
+        self._subscriptions = Subscriptions(
+            db, space, self.id, self.expected, self.life, self.line, self._delivered, self._refused
+        )
 
     # --- submits ------------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from fdb_datamodel import ClusterSpace, UnknownFutureError, subscribe
+from fdb_datamodel import ClusterSpace, FutureDeletedError, UnknownFutureError, subscribe
 from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.basis.session_life import SessionLife
+from futures_worker.client.outcome import describe
 from futures_worker.client.session.expected import Expected
 from futures_worker.client.session.line import Line
 from futures_worker.database import ask
@@ -18,7 +18,7 @@ SUBSCRIBED_AT_ONCE: Final = 250  # futures of one transaction
 
 
 class Subscriptions:
-    """Of one session. Thread-safe. `delivered` is called after the ends of futures were noted."""
+    """Of one session. Thread-safe."""
 
     def __init__(
         self,
@@ -29,7 +29,9 @@ class Subscriptions:
         life: SessionLife,
         line: Line,
         delivered: Callable[[], None],
+        refused: Callable[[FutureRecord, BaseException], None],
     ) -> None:
+        """`delivered` is called after the ends of futures were noted, `refused(record, why)` of each that is no more."""
         self._db = db
         self._space = space
         self._session = session
@@ -38,6 +40,7 @@ class Subscriptions:
         self._life = life
         self._line = line
         self._delivered = delivered
+        self._refused = refused
         self._taking = threading.Lock()  # held while a record becomes this session's
 
     def subscribe(self, records: Sequence[FutureRecord]) -> None:
@@ -95,7 +98,16 @@ class Subscriptions:
             page = stored[start : start + SUBSCRIBED_AT_ONCE]
             try:
                 self.subscribe(page)
-            except UnknownFutureError:  # whoever waits for that one is told; the others get their mail
+            except UnknownFutureError:  # one of them is no more; the others get their mail
                 for record in page:
-                    with contextlib.suppress(UnknownFutureError):
-                        self.subscribe([record])
+                    self._renew_one(record)
+
+    def _renew_one(self, record: FutureRecord) -> None:
+        try:
+            self.subscribe([record])
+        except UnknownFutureError:
+            if record.in_database:
+                self._refused(record, FutureDeletedError(
+                    f"{describe(record.id, record.name)} of cluster {self._space.cluster!r} was deleted, as this client gave "
+                    "no sign of life for too long: submit the work anew"
+                ))  # fmt: skip
