@@ -6,6 +6,7 @@ import os
 import random
 from typing import Any
 
+import fdb
 import pytest
 from conftest import seed_params
 from datamodel_lab.lab import Lab
@@ -155,6 +156,19 @@ def test_a_session_that_was_only_paused_gets_its_futures_back(lab: Lab, cleaner:
     cleaner.later(2 * GRACE, lab.session)
     cleaner.collect()
     assert lab.state(one) == "realized"
+
+
+def test_a_beat_does_not_land_behind_its_sessions_death_without_noticing(lab: Lab) -> None:
+    lab(dm.beat_session, lab.session, 1)
+    (sighting,) = lab(dm.session_sightings)
+    tr = lab.db.create_transaction()
+    assert dm.beat_session(tr, lab.space, lab.session, 2, begins=False)
+    assert lab(dm.declare_session_dead, sighting)
+    with pytest.raises(fdb.impl.FDBError) as conflict:
+        tr.commit().wait()
+    assert conflict.value.code == 1020
+    assert not lab(dm.beat_session, lab.session, 2, begins=False), "it learns of its death ..."
+    assert not lab(dm.session_lives, lab.session), "... and writes nothing, whatever becomes of its commit"
 
 
 def test_kept_ones_stay_and_a_ttl_counts_instead_of_the_grace(lab: Lab, cleaner: Cleaner) -> None:

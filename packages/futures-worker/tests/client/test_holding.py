@@ -33,6 +33,7 @@ from futures_worker.client.inputs import MOST_INPUTS
 from futures_worker.client.session import expected, subscriptions
 from futures_worker.client.session import reader as client_reader
 from futures_worker.client.session.session import Session
+from futures_worker.database import ask
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -109,6 +110,23 @@ def test_a_client_that_comes_back_is_told_of_what_is_no_more(db: Any) -> None:
         with pytest.raises(FutureDeletedError, match="no sign of life for too long"):
             lost.result(WAIT)
         assert client._context().pending == {}
+
+
+def test_a_client_learns_that_it_was_declared_dead_whatever_becomes_of_its_commits(
+    db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(db: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        ask(db, fn, *args, **options)  # the outcome of its commit is unknown
+        return ask(db, fn, *args, **options)
+
+    with Client(db, "test") as client:
+        client.submit(square, 3).id  # noqa: B018  (it begins the session)
+        life, returned = client._context().life, threading.Event()
+        monkeypatch.setattr(life, "_on_return", returned.set)
+        monkeypatch.setattr(session_life, "ask", again)
+        declare_dead(db, client)
+        life._called.set()  # the next beat is now
+        assert returned.wait(WAIT)
 
 
 def refers_to(future: Any) -> Callable[[], str]:

@@ -45,8 +45,14 @@ def beat_session(
     hears: bool = False,
     place: str = "",
     pid_start: int = 0,
+    *,
+    begins: bool = True,
 ) -> bool:
     """A session's sign of life, by which it also begins. False: it wasn't there (it is new, or was declared dead).
+
+    `begins` False: then nothing is written, so that a session that has begun learns of its death whatever becomes of commits: run
+    again after one whose outcome is unknown, this would find the row that it wrote itself. Its row is read serializably, so that a
+    beat doesn't land behind its death without noticing.
 
     `place`, `pid_start`: as of `SessionSighting`. `hears`: from now on it is mailed ("output") when a task of a future that it submitted has printed something.
 
@@ -55,8 +61,9 @@ def beat_session(
     """
     ch = Changes(tr, space)
     key = ch.keys.session(session)
-    known = tr.snapshot.get(key).value is not None
-    tr.set(key, codec.pack_session(counter, ch.wall_us, host, pid, hears, place, pid_start))
+    known = tr.get(key).value is not None
+    if known or begins:
+        tr.set(key, codec.pack_session(counter, ch.wall_us, host, pid, hears, place, pid_start))
     return known
 
 

@@ -233,13 +233,16 @@ class SessionLife:
     def _sign(self) -> None:
         """A sign of life; called with the lock held."""
         now = _now()
-        if not self._write_beat() and self._begun:
+        if not self._begun:
+            self._write_beat(begins=True)
+        elif not self._write_beat(begins=False):
             log.warning("this client gave no sign of life for too long and was declared dead; it begins anew")
-            self._returning = True  # the thread that beats takes up again what is needed
+            self._returning = True  # the thread that beats takes up again what is needed; noted before anything is written
             self._on_gone()
+            self._write_beat(begins=True)
         self._beaten = now
 
-    def _write_beat(self) -> bool:
+    def _write_beat(self, *, begins: bool) -> bool:
         self._counter += 1
         known: bool = ask(
             self._db,
@@ -252,6 +255,7 @@ class SessionLife:
             self._hears,
             process_space(),
             (process_start(os.getpid()) or (0, False))[0],
+            begins=begins,
             strategy="off",
         )
         return known
