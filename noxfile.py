@@ -33,7 +33,7 @@ UV = "uv==0.13.9"
 RUFF = "ruff==0.17.6"
 TEST_TOOLS = [
     "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26", "playwright>=1.50",
-    "axe-playwright-python>=0.1.8", "httpx2>=2",
+    "axe-playwright-python>=0.1.8", "httpx2>=2", "greenlet>=3",
     "scikit-learn>=1.6", "dask[array,dataframe]>=2025.4",
     "pyyaml>=6", "fastapi>=0.115", "coverage[toml]>=7.10", "mypy==2.4.1", "nox>=2025.5", "packaging>=24",
 ]  # fmt: skip
@@ -171,6 +171,16 @@ def chaos(session: nox.Session) -> None:
     session.run(
         "python", "-m", "chaos", *(session.posargs or ("--seeds", "0:1000")), env={"PYTHONPATH": str(ROOT / "tests")}
     )
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """The whole system in one thread, with time, threads, processes and the network drawn from seeds: `-- --seeds 0:10000`; hours."""
+    install(session)
+    session.run(
+        "python", "-m", "simulation", *(session.posargs or ("--seeds", "0:200")),
+        env={"PYTHONPATH": str(ROOT / "tests"), "PYTHONHASHSEED": "0"},
+    )  # fmt: skip
 
 
 @nox.session

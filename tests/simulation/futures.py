@@ -22,6 +22,7 @@ from simulation.world import World
 CLUSTER: Final = "simulated"
 _TTL: Final = 3.0
 _SESSION_TTL: Final = 20.0
+_GONE: Final = (dm.FutureDeletedError, dm.UnknownFutureError)
 _PATIENT: Final = {"max_retries": 10**6, "max_worker_losses": 10**6}
 
 
@@ -65,14 +66,23 @@ class Futures:
                 self.left -= 1
                 known.append(self._submit(client, known))
                 if chance.random() < 0.1:
-                    one = chance.choice(known)
-                    one.cancelled = one.handle.cancel() or one.cancelled
+                    self._cancel(process, chance.choice(known))
                 if chance.random() < 0.3:
                     time.sleep(chance.choice((0.001, 0.1, 2.0)))
                 if chance.random() < 0.4 or len(known) > 6:
                     self._await(process, known.pop(chance.randrange(len(known))))
             for one in known:
                 self._await(process, one)
+
+    def _cancel(self, process: Process, one: Asked) -> None:
+        try:
+            one.cancelled = one.handle.cancel() or one.cancelled
+        except _GONE:
+            self._was_silent(process)
+
+    def _was_silent(self, process: Process) -> None:
+        """A client that gives no sign of life for its ttl is taken for dead, and what it held is collected; no other is."""
+        assert process.silent > _SESSION_TTL / 2, "deleted in the hands of its client"
 
     def _submit(self, client: Client, known: list[Asked]) -> Asked:
         chance = self.world.chance
@@ -91,12 +101,12 @@ class Futures:
             self.ended["realized"] += 1
         except CancelledError:
             self.ended["cancelled"] += 1
-        except Meant as error:
-            assert one.fails and str(error) == f"{one.number}", error
+        except Meant as meant:
+            if not one.fails or str(meant) != f"{one.number}":
+                raise AssertionError(f"{meant!r} is not what was drawn") from meant
             self.ended["failed"] += 1
-        except (dm.FutureDeletedError, dm.UnknownFutureError):
-            # A client that gives no sign of life for its ttl is taken for dead, and what it held is collected.
-            assert process.silent > _SESSION_TTL / 2, "deleted in the hands of its client"
+        except _GONE:
+            self._was_silent(process)
             self.ended["deleted"] += 1
         except FutureFailedError as error:
             if one.fails and isinstance(error, WorkerLostError):  # of its few attempts one or two died

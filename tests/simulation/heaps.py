@@ -123,7 +123,9 @@ class Heaps:
 
     def heap(self, process: Process, sysdb: SysDb) -> Heap:
         store = DistantStore(self.objects, self.world, process, self.store_faults)
-        return Heap(HeapStore("memory:", store=store), sysdb, threads=4, max_object_items=self.world.chance.choice((1, 3, 4096)))
+        return Heap(
+            HeapStore("memory:", store=store), sysdb, threads=4, max_object_items=self.world.chance.choice((1, 3, 4096))
+        )
 
     def tend(self, process: Process, db: Any) -> None:
         with _opening(lambda: self.opened(process, db)) as sysdb:

@@ -77,7 +77,11 @@ class Leases:
             return
         believing: dict[str, Process] = {}
         for process, lease, name in self.held.values():
-            if not process.dead and process.stopped_until <= self.world.machine.now and _believes(self.world, process, lease):
+            if (
+                not process.dead
+                and process.stopped_until <= self.world.machine.now
+                and _believes(self.world, process, lease)
+            ):
                 other = believing.setdefault(name, process)
                 assert other is process, f"{other.name} and {process.name} both hold {name}: " + ", ".join(
                     f"{one.name} {held.token.hex} for {held.part.holding.remaining(self.world.machine.boottime(one)):.3f} s"

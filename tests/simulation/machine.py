@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from greenlet import getcurrent, greenlet
 

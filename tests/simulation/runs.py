@@ -9,7 +9,7 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import fdb_embedded
@@ -17,18 +17,18 @@ import fdb_embedded
 fdb_embedded.load()
 # ruff: noqa: E402
 import fdb
+
 from fdb_embedded.engine.housekeeping import Housekeeper
 from simulation import descriptors, network, stand_ins, workers
-from simulation.futures import Futures
-from simulation.heaps import Heaps
-from simulation.leases import Leases
-from simulation.machine import waiting
+from simulation.machine import START, waiting
+from simulation.together import SCENES, Together
 from simulation.world import Plan, World
 
-SCENES: Final[dict[str, Callable[[World], Any]]] = {"leases": Leases, "heaps": Heaps, "futures": Futures}
-
-_MACHINE_SECONDS: Final = 120.0
-_PATIENCE: Final = float(os.environ.get("SIMULATION_PATIENCE", "900"))
+ALL: Final[dict[str, Callable[[World], Any]]] = {"together": Together, **SCENES}
+TROUBLED_SECONDS: Final = 120.0
+PATIENCE: Final = 1200.0
+"""Seconds of calm in which all has to come to its end."""
+Result = dict[str, Any]
 
 workers.install()
 stand_ins.take_over({select: descriptors.select_of_machine()}, descriptors.add_to)
@@ -36,15 +36,15 @@ network.call_back_in_process(fdb.impl)
 network.call_by_own_clock(Housekeeper)
 
 
-def one(seed: int, scene: str) -> dict[str, Any]:
-    """Play a seed in this process."""
-    world = World(seed, Plan.drawn(seed))
+def play(seed: int, scene: str, plan: Plan) -> Result:
+    """A seed's history, in this process."""
+    world = World(seed, plan)
+    played = ALL[scene](world)
     if os.environ.get("SIMULATION_TICKS"):
         _tick(world)
-    played = SCENES[scene](world)
     found = ""
     try:
-        world.run(_MACHINE_SECONDS, _PATIENCE, played.settled)
+        world.run(TROUBLED_SECONDS, PATIENCE, played.settled)
         rows = world.witness(lambda: [played.end(), list(world.db.get_range(b"", b"\xff"))])
         world.machine.note(repr(rows).encode())
     except BaseException as error:
@@ -56,55 +56,113 @@ def one(seed: int, scene: str) -> dict[str, Any]:
         "found": found,
         "hash": f"{here.trace:08x}",
         "switches": here.switches,
-        "seconds": round(here.now - 1000, 3),
+        "seconds": round(here.now - START, 3),
+        "befallen": world.befallen,
         "story": world.story,
-        "plan": repr(world.plan),
     }
 
 
 def _tick(world: World) -> None:
-    """Tell now and then how far it is."""
+    """Tell now and then how far it is: for whoever looks for a strand that doesn't wait."""
     here = world.machine
-    print(f"{here.now - 1000:.0f} s, {here.switches} switches", file=sys.stderr, flush=True)
+    print(f"{here.now - START:.0f} s, {here.switches} switches", file=sys.stderr, flush=True)
     here.after(10.0, lambda: _tick(world))
 
 
-def forked(seed: int, scene: str) -> dict[str, Any]:
-    """`one` in a child, whose state is that of no other seed."""
+def forked(seed: int, scene: str, plan: Plan) -> tuple[int, int]:
+    """`play` in a child, whose state is that of no other seed; its pid, and where its result can be read."""
     reading, writing = os.pipe()
     child = os.fork()
-    if child == 0:
-        os.close(reading)
-        gc.disable()
-        try:
-            result = json.dumps(one(seed, scene))
-        except BaseException:
-            result = json.dumps({"seed": seed, "scene": scene, "found": traceback.format_exc(), "hash": "", "story": []})
-        with os.fdopen(writing, "w") as out:
-            out.write(result)
-        sys.stdout.flush()
-        os._exit(0)
-    os.close(writing)
+    if child:
+        os.close(writing)
+        return child, reading
+    os.close(reading)
+    gc.disable()  # it collects at the same places in each run
+    try:
+        result = play(seed, scene, plan)
+    except BaseException:
+        result = {"seed": seed, "scene": scene, "found": traceback.format_exc(), "hash": "", "story": []}
+    with os.fdopen(writing, "w") as out:
+        json.dump(result, out)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def result_of(child: int, reading: int, seed: int, scene: str) -> Result:
+    """What a child found."""
     with os.fdopen(reading) as answer:
         text = answer.read()
     os.waitpid(child, 0)
     if not text:
         return {"seed": seed, "scene": scene, "found": "the process that played it died", "hash": "", "story": []}
-    return json.loads(text)  # type: ignore[no-any-return]
+    found: Result = json.loads(text)
+    return found
+
+
+def results(seeds: range, scene: str, jobs: int) -> Iterator[Result]:
+    """Of each seed, `jobs` at a time, in the order of the seeds."""
+    under_way: list[tuple[int, int, int]] = []
+    for seed in seeds:
+        under_way.append((*forked(seed, scene, Plan.drawn(seed)), seed))
+        if len(under_way) == jobs:
+            child, reading, of = under_way.pop(0)
+            yield result_of(child, reading, of, scene)
+    for child, reading, of in under_way:
+        yield result_of(child, reading, of, scene)
+
+
+def shrunk(result: Result) -> tuple[Plan, Result]:
+    """A plan with as little in it as the failure needs, and what came of it. What fails may differ: it is told."""
+    seed, scene = result["seed"], result["scene"]
+    plan = Plan.drawn(seed)
+
+    def fails(tried: Plan) -> Result | None:
+        found = result_of(*forked(seed, scene, tried), seed, scene)
+        return found if found["found"] else None
+
+    smaller = True
+    while smaller:
+        smaller = False
+        for tried in plan.simpler():
+            found = fails(tried)
+            if found is not None:
+                plan, result, smaller = tried, found, True
+                break
+    least, most = 0, result.get("befallen", 0)
+    while least < most:
+        tried = Plan(**{**vars(plan), "most": (least + most) // 2})
+        found = fails(tried)
+        if found is None:
+            least = (least + most) // 2 + 1
+        else:
+            plan, result, most = tried, found, (least + most) // 2
+    return plan, result
 
 
 def main(parser: argparse.ArgumentParser) -> int:
-    parser.add_argument("--seeds", default="0:10", help="FIRST:END")
-    parser.add_argument("--scene", default="leases", choices=[*SCENES])
+    """The command; 1 where a seed failed."""
+    parser.add_argument("--seeds", default="0:20", help="FIRST:END")
+    parser.add_argument("--scene", default="together", choices=[*ALL])
+    parser.add_argument("--jobs", type=int, default=2, help="seeds at a time")
+    parser.add_argument("--twice", action="store_true", help="play each seed twice, and compare the two histories")
+    parser.add_argument("--shrink", action="store_true", help="look for the shortest story of a seed that fails")
     parser.add_argument("--story", action="store_true", help="print what befell whom")
     options = parser.parse_args()
     first, end = map(int, options.seeds.split(":"))
     gc.freeze()
     failed = 0
-    for seed in range(first, end):
-        result = forked(seed, options.scene)
+    for result in results(range(first, end), options.scene, options.jobs):
+        seed, told = result["seed"], f"{result.get('switches', 0):,} turns in {result.get('seconds', 0):.0f} s"
+        if options.twice and not result["found"]:
+            again = result_of(*forked(seed, options.scene, Plan.drawn(seed)), seed, options.scene)
+            if again["hash"] != result["hash"]:
+                result["found"] = f"a second run has another history: {again['hash']}"
+        print(f"seed {seed}: {'FAILED' if result['found'] else 'ok'}, {result['hash']}, {told}", flush=True)
+        plan = Plan.drawn(seed)
         failed += bool(result["found"])
-        print(f"{seed} {result['hash']} {result.get('switches')} switches, {result.get('seconds')} s", flush=True)
+        if result["found"] and options.shrink:
+            plan, result = shrunk(result)
         if result["found"] or options.story:
-            print(result.get("plan"), *result["story"], result["found"], sep="\n", flush=True)
+            print(plan, *result["story"], result["found"], sep="\n", flush=True)
+    print(f"{end - first} seeds, {failed} failed", flush=True)
     return 1 if failed else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import ctypes
 import importlib.util
+import itertools
 import os
 import random
 import sys
@@ -214,7 +215,9 @@ def _load_again(name: str) -> types.ModuleType:
 
 def install() -> None:
     """Put the machine's threads, clocks and chance in the place of the real ones. Nothing of the system may be imported yet."""
-    imported = [name for name in sys.modules if name.split(".")[0] in ("fdb_schema", "fdb_embedded", "futures_worker", "fdb")]
+    imported = [
+        name for name in sys.modules if name.split(".")[0] in ("fdb_schema", "fdb_embedded", "futures_worker", "fdb")
+    ]
     assert not imported, f"{imported} were imported before the simulation's threads were in place"
     Stage.machine = Machine(0)
     _install_clocks()
@@ -231,6 +234,23 @@ def install() -> None:
     queue = _load_again("queue")
     queue.__dict__["SimpleQueue"] = queue.__dict__["_PySimpleQueue"]
     _install_chance()
+    pools = _load_again("concurrent.futures._base")
+    _number(threading.__dict__["Thread"])
+    _number(pools.__dict__["Future"])
+    pools.__dict__["id"] = hash  # by which it sorts them
+
+
+def _number(kind: Any) -> None:
+    """Objects that lie in sets come in the order of their making, and not in that of their addresses."""
+    numbers = itertools.count()
+    begin = kind.__init__
+
+    def numbered(self: Any, *arguments: Any, **keywords: Any) -> None:
+        self._number = next(numbers)
+        begin(self, *arguments, **keywords)
+
+    kind.__init__ = numbered
+    kind.__hash__ = lambda self: self._number
 
 
 def _tell(arguments: Any) -> None:
@@ -257,12 +277,23 @@ def _install_clocks() -> None:
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", None)
 
 
+class Seeded(random.Random):
+    """`random.Random`, which asks the system for a seed where it is given none."""
+
+    def __new__(cls, *seed: Any) -> Seeded:
+        return super().__new__(cls, *(seed or (0,)))
+
+    def __init__(self, seed: Any = None) -> None:
+        super().__init__(Stage.machine.rng.getrandbits(64) if seed is None else seed)
+
+
 def _install_chance() -> None:
     def urandom(size: int) -> bytes:
         return Stage.machine.rng.randbytes(size)
 
     os.__dict__["urandom"] = urandom
     random.__dict__["_urandom"] = urandom
+    random.__dict__["Random"] = Seeded
 
 
 class TrueTime(types.ModuleType):
@@ -316,7 +347,9 @@ def take_over(modules: dict[types.ModuleType, types.ModuleType], add_to_os: Call
         package = name.split(".")[0]
         if package == "fdb_embedded":
             if not name.startswith(_CLIENTS_PART):
-                _replace(module, {time: engine_time} | {getattr(time, one): getattr(engine_time, one) for one in _CLOCKS})
+                _replace(
+                    module, {time: engine_time} | {getattr(time, one): getattr(engine_time, one) for one in _CLOCKS}
+                )
             if name.endswith(".sharing.futex"):
                 module.__dict__.update(wait=futex.wait, wake=futex.wake)
         elif package in SYSTEM:

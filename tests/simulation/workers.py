@@ -271,7 +271,9 @@ class Socket:
 class ObjectServer:
     """`StoreServer`: who it is is known to the fetchers of this module."""
 
-    def __init__(self, sock: Socket, _secrets: Any, store: Any, _about: Any, admit: Any, runs: Any, *_: Any, identity: Any) -> None:
+    def __init__(
+        self, sock: Socket, _secrets: Any, store: Any, _about: Any, admit: Any, runs: Any, *_: Any, identity: Any
+    ) -> None:
         process = current_process()
         assert process is not None
         self.process, self.store, self.admit, self.runs, self.identity = process, store, admit, runs, identity

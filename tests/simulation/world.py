@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import fdb_embedded
@@ -38,6 +38,16 @@ class Plan:
     """Mean seconds between two troubles; 0: none."""
     preempts: float
     drift: bool
+    most: int | None = None
+    """Troubles at most; None: as many as come."""
+
+    def simpler(self) -> list[Plan]:
+        """Plans with one thing less each: a failing seed's story is shrunk by them."""
+        found = [replace(self, faults={n: p for n, p in self.faults.items() if n != name}) for name in self.faults]
+        found += [replace(self, troubles={n: w for n, w in self.troubles.items() if n != one}) for one in self.troubles]
+        found += [replace(self, preempts=0.0)] if self.preempts else []
+        found += [replace(self, drift=False)] if self.drift else []
+        return [plan if plan.troubles else replace(plan, every=0.0) for plan in found]
 
     @classmethod
     def drawn(cls, seed: int) -> Plan:
@@ -61,6 +71,8 @@ class World:
     laws: list[Callable[[], None]] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     """What befell whom, for people."""
+    befallen: int = 0
+    """Troubles so far."""
     unsettled: str = ""
     """Why not all has come to its end, at the last look."""
     calm: bool = False
@@ -95,7 +107,10 @@ class World:
         def run() -> None:
             try:
                 main(process, connect(process, self.name, faults, f"{self.seed}"))
-            except (TransactionTimedOut, DatabaseUnreachableError) as error:  # as it says that it may: whoever keeps it restarts it
+            except (
+                TransactionTimedOut,
+                DatabaseUnreachableError,
+            ) as error:  # as it says that it may: whoever keeps it restarts it
                 self.tell(f"{process.name} ends: {str(error)[:100]}")
                 self.kill(process)
             self._bury(process)
@@ -124,10 +139,11 @@ class World:
 
     def stir(self) -> None:
         """One trouble, and the next one later, until all is calm."""
-        if self.calm or not self.plan.every:
+        if self.calm or not self.plan.every or self.befallen == self.plan.most:
             return
         living = [process for process in self.machine.processes if not process.dead]
         if living:
+            self.befallen += 1
             self._befall(self.chance.choice(living))
         self.machine.after(self.chance.expovariate(1 / self.plan.every), self.stir)
 

@@ -120,7 +120,7 @@ def test_a_client_learns_that_it_was_declared_dead_whatever_becomes_of_its_commi
         return ask(db, fn, *args, **options)
 
     with Client(db, "test") as client:
-        client.submit(square, 3).id  # noqa: B018  (it begins the session)
+        client.submit(square, 3).id  # it begins the session
         life, returned = client._context().life, threading.Event()
         monkeypatch.setattr(life, "_on_return", returned.set)
         monkeypatch.setattr(session_life, "ask", again)

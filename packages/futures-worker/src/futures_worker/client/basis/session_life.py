@@ -237,7 +237,9 @@ class SessionLife:
             self._write_beat(begins=True)
         elif not self._write_beat(begins=False):
             log.warning("this client gave no sign of life for too long and was declared dead; it begins anew")
-            self._returning = True  # the thread that beats takes up again what is needed; noted before anything is written
+            self._returning = (
+                True  # the thread that beats takes up again what is needed; noted before anything is written
+            )
             self._on_gone()
             self._write_beat(begins=True)
         self._beaten = now
