@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
 import os
@@ -28,6 +29,8 @@ ALL: Final[dict[str, Callable[[World], Any]]] = {"together": Together, **SCENES}
 TROUBLED_SECONDS: Final = 120.0
 PATIENCE: Final = 1200.0
 """Seconds of calm in which all has to come to its end."""
+STUCK_SECONDS: Final = 600.0
+"""Of real time, after which a seed is given up: one of its strands runs and never waits. Where is printed."""
 Result = dict[str, Any]
 
 workers.install()
@@ -77,6 +80,7 @@ def forked(seed: int, scene: str, plan: Plan) -> tuple[int, int]:
         os.close(writing)
         return child, reading
     os.close(reading)
+    faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
     gc.disable()  # it collects at the same places in each run
     try:
         result = play(seed, scene, plan)

@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,6 +81,7 @@ class Child:
         self.number = number
         self.packets: deque[list[Any]] = deque()
         self.wanted = True
+        self.dead = False
         self.seq = -1
         self.interrupts: dict[int, BaseException] = {}
         self.kept: dict[int, bytes] = {}
@@ -168,9 +170,14 @@ class Children:
         self.bell.add(1)
 
     def end(self, child: Child, why: str) -> None:
-        if self.children.pop(child.number, None) is not None:
-            unread = tuple(task[0] for _, *tasks in child.packets for task in tasks)
-            self.tell(ChildEnded(child.number, why, unread))
+        """It is dead; the worker learns it later, and what it sends meanwhile is unread."""
+        if child.number in self.children and not child.dead:
+            child.dead = True
+            self.tell(ChildEnded(child.number, why))
+
+    def buried(self, event: ChildEnded) -> ChildEnded:
+        child = self.children.pop(event.child)
+        return replace(event, unread=tuple(task[0] for _, *tasks in child.packets for task in tasks))
 
     def carry_out(self, instruction: Any) -> list[Event]:
         number = instruction.child
@@ -220,7 +227,7 @@ class Children:
                         child.strand.gone = True
                         self.end(child, describe_status(-9))
                     continue
-            events.append(event)
+            events.append(self.buried(event) if isinstance(event, ChildEnded) else event)
 
     def look(self, events: list[Event]) -> None:
         pass
