@@ -20,6 +20,7 @@ from simulation.tasks import Meant, failing, value_of
 from simulation.world import World
 
 CLUSTER: Final = "simulated"
+_LOOK_SECONDS: Final = 5.0
 _TTL: Final = 3.0
 _SESSION_TTL: Final = 20.0
 _GONE: Final = (dm.FutureDeletedError, dm.UnknownFutureError)
@@ -50,11 +51,18 @@ class Futures:
         for _ in range(chance.randint(1, 3)):
             config = WorkerConfig(
                 cluster=CLUSTER, slots=chance.randint(1, 3), ttl=_TTL, session_ttl=_SESSION_TTL, collect_after=5.0,
-                tombstones=10.0, object_store=1 << 20,
+                tombstones=10.0, object_store=1 << 20, total=dm.Requirements(cpu=2.0, ram=2 << 30),
             )  # fmt: skip
             world.process("worker", workers.worker_main(config))
         for _ in range(chance.randint(1, 2)):
             world.process("client", self.ask)
+        world.machine.spawn(None, self._look)
+
+    def _look(self) -> None:
+        """Every row agrees with the others at any moment: the look takes no time, so nobody comes between."""
+        while not self.world.calm:
+            self.world.machine.block(_LOOK_SECONDS)
+            self.end()
 
     def ask(self, process: Process, db: Any) -> None:
         chance = self.world.chance
@@ -91,7 +99,8 @@ class Futures:
             return Asked(client.submit(failing, number, seconds, max_retries=1), number, True)
         inputs = [one for one in known if not one.fails and not one.cancelled and chance.random() < 0.3][:3]
         size = chance.choice((0, 0, 100, 50_000))
-        handle = client.submit(value_of, number, seconds, size, [one.handle for one in inputs], **_PATIENT)
+        resources = {"cpu": 1, "ram": 1 << 30} if chance.random() < 0.2 else None
+        handle = client.submit(value_of, number, seconds, size, [one.handle for one in inputs], resources=resources, **_PATIENT)
         return Asked(handle, number + sum(one.number for one in inputs), False)
 
     def _await(self, process: Process, one: Asked) -> None:
