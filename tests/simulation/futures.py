@@ -100,7 +100,9 @@ class Futures:
         inputs = [one for one in known if not one.fails and not one.cancelled and chance.random() < 0.3][:3]
         size = chance.choice((0, 0, 100, 50_000))
         resources = {"cpu": 1, "ram": 1 << 30} if chance.random() < 0.2 else None
-        handle = client.submit(value_of, number, seconds, size, [one.handle for one in inputs], resources=resources, **_PATIENT)
+        handle = client.submit(
+            value_of, number, seconds, size, [one.handle for one in inputs], resources=resources, **_PATIENT
+        )
         return Asked(handle, number + sum(one.number for one in inputs), False)
 
     def _await(self, process: Process, one: Asked) -> None:
