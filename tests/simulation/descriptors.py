@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from greenlet import getcurrent
 
-from simulation.machine import Process, Strand, current_process
+from simulation.machine import Process, Strand
 from simulation.stand_ins import machine
 
 FIRST: Final = 1 << 20
@@ -227,6 +227,3 @@ def _counter(number: int) -> Counter:
     found = Descriptor.known[number]
     assert isinstance(found, Counter)
     return found
-
-
-__all__ = ["Counter", "Descriptor", "Stream", "add_to", "connection", "current_process", "select_of_machine"]

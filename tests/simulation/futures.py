@@ -17,9 +17,8 @@ from idempotent_txn import run
 from simulation import workers
 from simulation.machine import Process
 from simulation.tasks import Meant, failing, value_of
-from simulation.world import World
+from simulation.world import CLUSTER, World
 
-CLUSTER: Final = "simulated"
 _LOOK_SECONDS: Final = 5.0
 _TTL: Final = 3.0
 _SESSION_TTL: Final = 20.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from typing import Any, Final
 
 from fdb_schema import ClusterSpace, read_clock
 from idempotent_txn import run
-from lease_locks.grants.errors import LeaseLost
 from s3heap_tender import (
     Backoff,
     ConflictError,
@@ -32,9 +30,8 @@ from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.trace import Trace
 from simulation.machine import Process
 from simulation.stand_ins import machine
-from simulation.world import World
+from simulation.world import CLUSTER, World
 
-CLUSTER: Final = "simulated"
 _TASKS: Final = 4
 
 
@@ -229,6 +226,3 @@ def _opening(make: Callable[[], Any]) -> Any:
             return make()
         except (StoreUnavailableError, OutcomeUnknownError):
             time.sleep(1.0)
-
-
-__all__ = ["Heaps", "LeaseLost", "threading"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any
 
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks import LeaseManager
@@ -11,9 +11,7 @@ from lease_locks.errors import AcquireTimeout
 from lease_locks.grants.errors import LeaseLost
 from lease_locks.grants.states import Belief
 from simulation.machine import Process
-from simulation.world import World
-
-CLUSTER: Final = "simulated"
+from simulation.world import CLUSTER, World
 
 
 class Leases:

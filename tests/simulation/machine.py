@@ -257,6 +257,3 @@ def waiting(machine: Machine) -> list[str]:
                 frame = frame.f_back
             found.append(f"  {strand.process.name} strand {strand.number}: {' < '.join(frames[:9])}")
     return found
-
-
-__all__ = ["EPOCH", "START", "Machine", "Process", "SimulationError", "Strand", "current_process", "waiting"]

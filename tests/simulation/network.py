@@ -12,7 +12,6 @@ from greenlet import getcurrent
 import fdb_embedded
 from fdb_embedded import errors
 from fdb_embedded.engine.request import Commit
-from fdb_embedded.errors import Code
 from fdb_embedded.faults import Faults
 from fdb_embedded.transaction.faulty import Asking, FaultyCommits
 from simulation.machine import Machine, Process, Strand
@@ -138,6 +137,3 @@ def call_by_own_clock(housekeeper: Any) -> None:
             here.after(max(0.0, left), lambda: here.spawn(process, callback) and None)
 
     housekeeper.call_at = by_own_clock
-
-
-__all__ = ["Code", "Network", "call_back_in_process", "call_by_own_clock", "connect"]

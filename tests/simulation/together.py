@@ -9,9 +9,9 @@ from lease_locks import Duties, LeaseManager
 from mainspring_janitor import cleaning
 from simulation.futures import Futures
 from simulation.heaps import Heaps
-from simulation.leases import CLUSTER, Leases
+from simulation.leases import Leases
 from simulation.machine import Process
-from simulation.world import World
+from simulation.world import CLUSTER, World
 
 SCENES: Final[dict[str, Callable[[World], Any]]] = {"leases": Leases, "heaps": Heaps, "futures": Futures}
 _EVERY: Final = 5.0

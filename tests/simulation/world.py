@@ -12,11 +12,13 @@ import fdb_embedded
 from fdb_embedded.faults import Faults
 from fdb_schema import DatabaseUnreachableError
 from idempotent_txn import TransactionTimedOut
-from simulation.machine import Machine, Process, SimulationError
+from simulation.machine import Machine, Process
 from simulation.network import connect
 from simulation.stand_ins import Stage
 
 T = TypeVar("T")
+CLUSTER: Final = "simulated"
+"""The one cluster of all scenes."""
 FAULTS: Final = (
     "not_committed", "too_old", "unknown_before", "unknown_after", "unknown_late", "timed_out_late", "future_version",
     "process_behind", "version_jump",
@@ -215,6 +217,3 @@ class World:
                 gc.collect()
 
         return here.run(until, over, check)
-
-
-__all__ = ["Plan", "SimulationError", "World"]
