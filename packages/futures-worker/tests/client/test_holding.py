@@ -15,6 +15,7 @@ import pytest
 
 import fdb_embedded
 from fdb_datamodel import (
+    SESSION_TTL_SECONDS,
     FutureDeletedError,
     MailEntry,
     UnknownFutureError,
@@ -26,11 +27,11 @@ from fdb_datamodel import (
     subscribe,
     validate,
 )
-from fdb_schema import ClusterSpace, DatabaseUnreachableError
+from fdb_schema import BlobMissingError, ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client.basis import session_life, untouched
 from futures_worker.client.inputs import MOST_INPUTS
-from futures_worker.client.session import expected, subscriptions
+from futures_worker.client.session import expected, storing, subscriptions
 from futures_worker.client.session import reader as client_reader
 from futures_worker.client.session.session import Session
 from futures_worker.database import ask
@@ -127,6 +128,156 @@ def test_a_client_learns_that_it_was_declared_dead_whatever_becomes_of_its_commi
         declare_dead(db, client)
         life._called.set()  # the next beat is now
         assert returned.wait(WAIT)
+
+
+class Returns:
+    """That a client was declared dead, and came back."""
+
+    def __init__(self, db: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._db = db
+        self._client = client
+        self._life = client._context().life
+        self._done = threading.Event()
+        take_up = self._life._on_return
+        monkeypatch.setattr(self._life, "_on_return", lambda: (take_up(), self._done.set()))
+
+    def happen(self) -> None:
+        declare_dead(self._db, self._client)
+        self._life._called.set()  # the next beat is now
+        assert self._done.wait(WAIT)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_client_taken_for_dead_amid_a_submit_gets_its_result(
+    db: Any, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """It was stopped before it noted a commit, or never learned how that ended: its mail came to nobody."""
+    with Client(db, "test") as client, Client(db, "test") as other:
+        session = client._context()
+        session.life.begin()
+        returns, met, back = Returns(db, client, monkeypatch), threading.Event(), threading.Event()
+
+        def cut(db: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            if met.is_set():
+                if not back.is_set():
+                    raise DatabaseUnreachableError("no answer")
+                return ask(db, fn, *args, **options)
+            committed = ask(db, fn, *args, **options)
+            met.set()
+            (future_id,) = session.pending
+            assert other.get_future(future_id).result(WAIT) == 9
+            if not known:
+                raise DatabaseUnreachableError("no answer")
+            returns.happen()
+            back.set()
+            return committed
+
+        monkeypatch.setattr(storing, "ask", cut)
+        future = client.submit(square, 3)
+        assert met.wait(WAIT)
+        if not known:
+            returns.happen()
+            back.set()
+        assert future.result(WAIT) == 9
+        assert session.pending == {}
+
+
+def test_what_ended_while_a_client_took_it_up_again_stays_as_it_ended(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(db, "test") as client:
+        session, future = client._context(), client.submit(square, 3)
+        with Client(db, "test") as other:
+            assert other.get_future(future.id).result(WAIT) == 9
+        (entry,) = run(db, subscribe, SPACE, session.id, [future._record.id])
+        declare_dead(db, client)
+        for _ in range(5):
+            collect(db, "test", grace=-1.0, tombstones=-1.0)
+
+        def late(*args: Any, **options: Any) -> Any:
+            """A thread goes on that had read the mail before the client was stopped."""
+            session.expected.settle([entry])
+            return ask(*args, **options)
+
+        monkeypatch.setattr(subscriptions, "ask", late)
+        session.life.return_again()
+        assert future.result(WAIT) == 9
+        assert session.pending == {}
+
+
+class Noting:
+    def note(self) -> None:
+        """Never runs: there is no worker."""
+
+
+def test_a_call_that_is_being_recorded_while_its_client_comes_back_is_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    db = fdb_embedded.open(f"memory:{uuid.uuid4()}")
+    with Client(db, "test") as client:
+        actor: Any = client.actor(Noting)
+        call = actor.note()
+        client._context()._intake.flush()  # the actor
+        returns, met = Returns(db, client, monkeypatch), threading.Event()
+
+        def slow(db: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            if not met.is_set():
+                met.set()
+                returns.happen()
+            return ask(db, fn, *args, **options)
+
+        monkeypatch.setattr(storing, "ask", slow)
+        assert call.id
+        assert met.is_set()
+        assert not call._record.ended
+        assert run(db, get_future_state, SPACE, call._record.id) is not None
+
+
+def test_a_client_beats_while_it_has_much_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be declared dead amid that, and have it all to say again."""
+    db = fdb_embedded.open(f"memory:{uuid.uuid4()}")  # without a worker: nothing ends
+    now, ahead, silent = session_life._now, 0.0, [0.0]
+    monkeypatch.setattr(session_life, "_now", lambda: now() + ahead)
+    monkeypatch.setattr(session_life, "RELEASED_AT_ONCE", 1)
+    monkeypatch.setattr(subscriptions, "SUBSCRIBED_AT_ONCE", 1)
+
+    def slow(*args: Any, **options: Any) -> Any:
+        nonlocal ahead
+        ahead += 10.0
+        silent.append(session_life._now() - client._context().life._beaten)
+        return ask(*args, **options)
+
+    with Client(db, "test") as client, Client(db, "test") as other:
+        made = [other.submit(square, n) for n in range(8)]
+        taken = [client.get_future(one.id) for one in made]
+        for one in taken:
+            with pytest.raises(TimeoutError):
+                one.result(0.0)
+        session = client._context()
+        monkeypatch.setattr(session_life, "run", slow)  # what it holds, and lets go
+        session._take_up_again()
+        assert (len(silent), max(silent) < SESSION_TTL_SECONDS) == (9, True)
+        monkeypatch.setattr(subscriptions, "ask", slow)  # what it waits for
+        session._subscriptions.renew()
+        assert (len(silent), max(silent) < SESSION_TTL_SECONDS) == (25, True)
+        session.pending.clear()
+        del taken, one
+        session.life.release_dropped()
+        assert (len(silent), max(silent) < SESSION_TTL_SECONDS) == (33, True)
+
+
+def test_what_stays_missing_is_stored_anew_once(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(db, "test") as client:
+        store: Any = client._context()._store
+        tries: list[int] = []
+
+        def lacking(batch: Any, idle: Any) -> None:
+            tries.append(len(batch))
+            store._stored_folders.add(b"folder")  # it was put once more
+            raise BlobMissingError("it is missing")
+
+        monkeypatch.setattr(store, "_store_together", lacking)
+        with pytest.raises(BlobMissingError):
+            client.submit(square, 3).result(WAIT)
+        assert tries == [1, 1]
 
 
 def refers_to(future: Any) -> Callable[[], str]:

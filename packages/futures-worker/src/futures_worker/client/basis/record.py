@@ -85,14 +85,15 @@ class FutureRecord:
 class CallRecord(FutureRecord):
     """A call of an actor. `what`: its method, arguments and dependencies."""
 
-    __slots__ = ("link", "recorded", "what")
+    __slots__ = ("link", "recorded", "what", "written")
 
     def __init__(self, call: bytes, name: str, link: Any, what: tuple[str, bytes, tuple[bytes, ...]]) -> None:
         super().__init__(call, name, stored=True, subscribed=True)
         self.link = link  # that it goes out by
-        self.recorded = False  # whether the cluster knows it before its end
+        self.recorded = False  # whether the cluster knows it before its end, or is being told
+        self.written = False  # whether it has been
         self.what = what
 
     @property
     def in_database(self) -> bool:
-        return self.recorded
+        return self.written

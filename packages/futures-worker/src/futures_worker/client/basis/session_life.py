@@ -138,6 +138,7 @@ class SessionLife:
         """Let futures go that no handle is left of; how many."""
         count = 0
         while self._dropped or self._unheld:
+            self.catch_up()  # nobody else beats meanwhile, and there may be many
             with self._lock:
                 page = self._next_released()
             if page:
@@ -186,6 +187,7 @@ class SessionLife:
         with self._lock:
             held = list(self._borrowed)
         for start in range(0, len(held), RELEASED_AT_ONCE):
+            self.catch_up()
             page = held[start : start + RELEASED_AT_ONCE]
             run(self._db, hold_futures, self._space, page, session=self._session)
 

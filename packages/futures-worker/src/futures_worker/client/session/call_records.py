@@ -77,7 +77,7 @@ class CallRecords:
             for call, entry in zip(calls, self.ended(calls), strict=True)
         ]
 
-    def store(self, calls: Iterable[CallRecord], start: int) -> None:
+    def store(self, calls: Sequence[CallRecord], start: int) -> None:
         """Make calls known to the cluster, for the actor's start `start` to find."""
         submissions = []
         for one in calls:
@@ -97,3 +97,5 @@ class CallRecords:
             )
             submissions.append(Submission(one, spec, None))
         self._session.store(submissions)
+        for one in calls:
+            one.written = True

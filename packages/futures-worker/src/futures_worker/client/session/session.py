@@ -304,7 +304,8 @@ class Session:
 
     def _take_up_again(self) -> None:
         """After others had declared this session dead: mail and what it held were lost meanwhile, and code may have gone."""
-        self._store.forget_code()
+        self._subscriptions.doubt_unstored()
+        self._store.forget_code()  # afterwards: what is being stored now, with code that may go, is stored once more
         self._subscriptions.renew()
 
     # --- one future -----------------------------------------------------------------------------------------------------

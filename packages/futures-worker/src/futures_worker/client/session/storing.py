@@ -160,11 +160,9 @@ class SubmitStore:
         except Exception as error:
             if is_database_trouble(error):
                 raise  # nothing is wrong with the batch: it is kept, and stored later
-            if (
-                isinstance(error, BlobMissingError) and self._stored_folders
-            ):  # this session was gone, and doesn't know it yet
+            if isinstance(error, BlobMissingError) and not again:  # this session was gone, and may not know it yet
                 self.forget_code()
-                self.store(batch)
+                self.store(batch, again=True)
                 return
             if len(batch) > 1:
                 for submission in batch:  # one is at fault, the others shall not suffer
@@ -224,6 +222,9 @@ class SubmitStore:
             submission.record.stored = True
         if shared:
             self._stored(shared, entries)
+        if not all(s.record.subscribed for s in batch):  # this session was found dead meanwhile: they may have ended
+            self.forget_code()
+            self._store_together(batch, None)
 
     def _fresh_codes(self, batch: Sequence[Submission]) -> list[_FreshCode]:
         """The code in a batch that this session hasn't stored yet, what is large uploaded, and the folders stored that it runs in."""

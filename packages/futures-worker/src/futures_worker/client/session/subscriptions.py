@@ -56,7 +56,7 @@ class Subscriptions:
                 entries = ask(self._db, subscribe, self._space, self._session, [record.id for record in page])
             except BaseException:
                 for record in page:
-                    if not record.subscribed and self._pending.get(record.id) is record:
+                    if (not record.subscribed or record.ended) and self._pending.get(record.id) is record:
                         self._pending.pop(record.id, None)
                 raise
             for record in page:
@@ -90,12 +90,21 @@ class Subscriptions:
             page = records[start : start + SUBSCRIBED_AT_ONCE]
             self._life.tell_of_holds([record.id for record in page if self.take(record)])
 
+    def doubt_unstored(self) -> None:
+        """Before `renew`: what seems not to be stored may have been committed, and have ended, and its mail be lost."""
+        for record in list(self._pending.values()):
+            if not record.stored:
+                record.subscribed = False  # whoever stores it asks for its mail, too ...
+                if record.stored:
+                    record.subscribed = True  # ... or has just done so, and `renew` asks
+
     def renew(self) -> None:
         """After others had declared the session dead: mail, and what it held, were lost meanwhile."""
         self._life.hold_again()
         stored = [record for record in list(self._pending.values()) if record.stored]
         for start in range(0, len(stored), SUBSCRIBED_AT_ONCE):
-            page = stored[start : start + SUBSCRIBED_AT_ONCE]
+            self._life.catch_up()  # nobody else beats meanwhile, and there may be many
+            page = [record for record in stored[start : start + SUBSCRIBED_AT_ONCE] if not record.ended]
             try:
                 self.subscribe(page)
             except UnknownFutureError:  # one of them is no more; the others get their mail
@@ -103,10 +112,11 @@ class Subscriptions:
                     self._renew_one(record)
 
     def _renew_one(self, record: FutureRecord) -> None:
+        self._life.catch_up()
         try:
             self.subscribe([record])
         except UnknownFutureError:
-            if record.in_database:
+            if record.in_database and not record.ended:
                 self._refused(record, FutureDeletedError(
                     f"{describe(record.id, record.name)} of cluster {self._space.cluster!r} was deleted, as this client gave "
                     "no sign of life for too long: submit the work anew"
