@@ -166,6 +166,30 @@ def test_a_page_of_which_a_file_did_not_arrive_is_loaded_again(page: Page, serve
         page.page.unroute(f"**/static/{path}")
 
 
+def test_a_page_of_which_a_file_never_arrives_is_loaded_again_less_and_less(page: Page, served: Served) -> None:
+    """As one that is blocked: the rest can be read."""
+    looks: list[str] = []  # whether the server is there, after which the page is loaded again
+    page.page.on("request", lambda one: looks.append(one.url) if one.resource_type == "fetch" else None)
+    page.page.clock.install()
+    page.page.route("**/static/style.css", lambda route: route.abort("blockedbyclient"))
+    shown = page.go("/ids")
+    for pause in (2_000, 4_000):
+        sync_api.expect(shown.locator("#problem")).to_have_text(
+            "A part of this page didn't arrive; trying again.", timeout=PATIENCE_MS
+        )
+        shown.locator("td", has_text="native").wait_for()
+        shown.clock.run_for(pause - 1_000)
+        shown.evaluate("fetch('/api/ids').then(() => 0)")  # by its answer what was asked for before is known
+        assert sum("icon.svg" in one for one in looks) == (pause > 2_000)
+        with shown.expect_event("load"):
+            shown.clock.run_for(1_500)
+    page.page.unroute("**/static/style.css")
+    with shown.expect_event("load"):
+        shown.clock.run_for(8_500)
+    sync_api.expect(shown.locator("#problem")).to_be_hidden(timeout=PATIENCE_MS)
+    assert shown.evaluate("sessionStorage.length") == 0
+
+
 def test_what_could_not_be_read_is_asked_for_again_though_the_stream_goes_on(page: Page, served: Served) -> None:
     asked: list[str] = []
 
