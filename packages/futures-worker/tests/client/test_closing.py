@@ -93,3 +93,13 @@ def test_a_wait_for_several_that_can_not_begin_leaves_nothing_behind(any_db: Any
             with pytest.raises(UnknownFutureError):
                 wait([client.get_future(uuid.uuid4())], timeout=WAIT)
         assert not client._context().expected.has_groups
+
+
+def test_who_comes_to_wait_just_as_the_client_is_closed_does_not(any_db: Any) -> None:
+    """A thread that had looked whether it is open."""
+    client = Client(any_db, f"c{uuid.uuid4().hex[:12]}")
+    client.submit(square, 1).id
+    reader = client._context().reader
+    client.close()
+    reader.wait(lambda: False, WAIT)
+    assert reader.mailbox._watch is None, "it would have waited for mail"

@@ -38,6 +38,8 @@ class Mailbox:
 
     def wait(self, timeout: float) -> int:
         """Deliver what is there, or else block until mail comes or `timeout` seconds passed; how many entries."""
+        if self._ending:
+            return 0
         if self._watch is None:
             delivered = self._read_and_rearm()
             if delivered:

@@ -111,6 +111,7 @@ class MailReader:
         """Hang up, once the thread that reads has left, which is told to. Callbacks don't run any more."""
         me = object()
         try:
+            self.mailbox.interrupt()  # also who had looked whether the client is open, and comes afterwards
             while not self._turn.take(me):
                 self.mailbox.interrupt()
                 self._line.interrupt()
