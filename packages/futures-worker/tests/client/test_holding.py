@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import pickle
+import socket
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 
 import fdb_embedded
@@ -31,7 +34,7 @@ from fdb_schema import BlobMissingError, ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client.basis import session_life, untouched
 from futures_worker.client.inputs import MOST_INPUTS
-from futures_worker.client.session import expected, storing, subscriptions
+from futures_worker.client.session import actor_link, expected, storing, subscriptions
 from futures_worker.client.session import reader as client_reader
 from futures_worker.client.session.session import Session
 from futures_worker.database import ask
@@ -229,6 +232,29 @@ def test_a_call_that_is_being_recorded_while_its_client_comes_back_is_not_given_
         assert met.is_set()
         assert not call._record.ended
         assert run(db, get_future_state, SPACE, call._record.id) is not None
+
+
+def test_a_call_that_is_no_more_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    db = fdb_embedded.open(f"memory:{uuid.uuid4()}")  # without a worker: the actor isn't up
+    with Client(db, "test") as client:
+        actor: Any = client.actor(Noting, name="one")
+        call = actor.note()
+        with Client(db, "test") as other:
+            assert other.get_future(call.id).cancel()
+        declare_dead(db, client)
+        for _ in range(5):
+            collect(db, "test", grace=-1.0, tombstones=-1.0)
+        session = client._context()
+        session.life.return_again()
+        with pytest.raises(FutureDeletedError, match="no sign of life for too long"):
+            call.result(WAIT)
+        assert not session.calls.unanswered()
+        link = call._record.link
+        sent: list[str] = []
+        monkeypatch.setattr(actor_link, "Answers", lambda connection: connection)
+        monkeypatch.setattr(link, "_send", lambda data: sent.append(msgpack.unpackb(data)[0]))
+        link._begin(SimpleNamespace(sock=socket.socket()), 1)
+        assert sent == ["hello"]
 
 
 def test_a_client_beats_while_it_has_much_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,10 @@ class ActorLink:
         while self._withdrawn and self._sock is not None:
             self._send(self._pack(("cancel", self._withdrawn.popleft())))
 
+    def forget(self, call: CallRecord) -> None:
+        """A call was given up: it is not to be sent any more, and no answer is waited for. Takes no lock: a sender may be stuck."""
+        self.unanswered.pop(call.id, None)
+
     def record(self, call: CallRecord) -> None:
         """Make a call that hasn't ended known to the cluster, and with it those that are to be sent before it."""
         with self._sending:
@@ -281,7 +285,8 @@ class ActorLink:
                     if not self._queued or self._sock is not sock:
                         break
                     call = self._queued.popleft()
-                    self._send(self._frame(call))
+                    if not call.ended:  # else it was given up meanwhile
+                        self._send(self._frame(call))
             except BaseException:
                 self._cut(INTERRUPTED, sock)
                 raise

@@ -157,6 +157,8 @@ class Session:
         record.trouble = error
         if self.pending.get(record.id) is record:
             self.pending.pop(record.id, None)
+        if isinstance(record, CallRecord):
+            record.link.forget(record)
         self.expected.tell([record])
         self.callbacks.run([record])
         self.wake_followers()
