@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import socket
 import threading
@@ -33,6 +34,7 @@ from fdb_datamodel import (
 from fdb_schema import BlobMissingError, ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client.basis import session_life, untouched
+from futures_worker.client.basis.intake import MAX_BATCH_BYTES
 from futures_worker.client.inputs import MOST_INPUTS
 from futures_worker.client.session import actor_link, expected, storing, subscriptions
 from futures_worker.client.session import reader as client_reader
@@ -150,9 +152,10 @@ class Returns:
         assert self._done.wait(WAIT)
 
 
+@pytest.mark.parametrize("size", [3, MAX_BATCH_BYTES + 1])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_client_taken_for_dead_amid_a_submit_gets_its_result(
-    db: Any, monkeypatch: pytest.MonkeyPatch, known: bool
+    db: Any, monkeypatch: pytest.MonkeyPatch, known: bool, size: int
 ) -> None:
     """It was stopped before it noted a commit, or never learned how that ended: its mail came to nobody."""
     with Client(db, "test") as client, Client(db, "test") as other:
@@ -168,7 +171,7 @@ def test_a_client_taken_for_dead_amid_a_submit_gets_its_result(
             committed = ask(db, fn, *args, **options)
             met.set()
             (future_id,) = session.pending
-            assert other.get_future(future_id).result(WAIT) == 9
+            assert other.get_future(future_id).result(WAIT) == size
             if not known:
                 raise DatabaseUnreachableError("no answer")
             returns.happen()
@@ -176,12 +179,12 @@ def test_a_client_taken_for_dead_amid_a_submit_gets_its_result(
             return committed
 
         monkeypatch.setattr(storing, "ask", cut)
-        future = client.submit(square, 3)
+        future = client.submit(len, bytes(size))
         assert met.wait(WAIT)
         if not known:
             returns.happen()
             back.set()
-        assert future.result(WAIT) == 9
+        assert future.result(WAIT) == size
         assert session.pending == {}
 
 
@@ -255,6 +258,25 @@ def test_a_call_that_is_no_more_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(link, "_send", lambda data: sent.append(msgpack.unpackb(data)[0]))
         link._begin(SimpleNamespace(sock=socket.socket()), 1)
         assert sent == ["hello"]
+
+
+def test_large_arguments_that_went_with_the_session_are_uploaded_again(
+    db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(db, "test") as client:
+        met: list[bool] = []
+
+        def cut(*args: Any, **options: Any) -> Any:
+            if not met:
+                met.append(True)
+                declare_dead(db, client)  # the client was stopped between the upload and the commit
+                collect_all(db)
+            return ask(*args, **options)
+
+        monkeypatch.setattr(storing, "ask", cut)
+        assert client.submit(len, os.urandom(MAX_BATCH_BYTES + 1)).result(WAIT) == MAX_BATCH_BYTES + 1
+        assert met
+        assert validate(db, "test") == []
 
 
 def test_a_client_beats_while_it_has_much_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

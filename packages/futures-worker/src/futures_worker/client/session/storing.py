@@ -49,7 +49,7 @@ _LET_GO_AT_ONCE: Final = 200
 class Submission:
     """A future on its way into the database."""
 
-    __slots__ = ("code", "holds", "nbytes", "record", "spec")
+    __slots__ = ("args", "code", "holds", "nbytes", "record", "spec")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Submission:
         """`stored`: this session has stored the code, as far as it knows."""
         self.record = record
         self.spec = spec
+        self.args: Any = None  # those that were uploaded, and are in the spec by their digest
         self.code = code  # to be stored with it, unless this session has; None: it has none
         self.holds = holds  # ids of the futures that its code refers to
         size = len(code.data) if code is not None and not stored else 0
@@ -162,6 +163,8 @@ class SubmitStore:
                 raise  # nothing is wrong with the batch: it is kept, and stored later
             if isinstance(error, BlobMissingError) and not again:  # this session was gone, and may not know it yet
                 self.forget_code()
+                for submission in batch:
+                    submission.spec.args = submission.spec.args if submission.args is None else submission.args
                 self.store(batch, again=True)
                 return
             if len(batch) > 1:
@@ -176,9 +179,12 @@ class SubmitStore:
         specs = [s.spec for s in batch]
         uploaded = [code.digest for code in fresh if code.large]  # pinned until what refers to them is stored
         older: list[bytes] = []
-        for spec in specs:
+        for submission in batch:
+            spec = submission.spec
             if len(spec.args) > MAX_BATCH_BYTES:
+                submission.args = spec.args
                 spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {show_id(spec.id)}"))
+            if submission.args is not None:  # also before a commit that failed: they are pinned still
                 uploaded.append(spec.args)
 
         push_to = idle if len(specs) == 1 and _may_be_pushed(specs[0]) else None
