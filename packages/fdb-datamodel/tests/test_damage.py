@@ -25,6 +25,7 @@ from fdb_datamodel.rows.space import (
     NUM_ATTEMPTS,
     OPTIONS,
     REQUIREMENTS,
+    UNCHARGED,
     encode_id,
     layout_of,
 )
@@ -145,6 +146,57 @@ def test_a_damaged_row_of_several_claims_is_made_anew(broken_lab: Lab, garbage: 
     while run_apart(lab.db, lab.space, dm.reap, lab.space):
         pass
     assert [lab.state(one) for one in ids] == ["realized", "realized", "failed", "unclaimed", "unclaimed"]
+    assert lab.validate() == []
+
+
+@pytest.mark.parametrize("garbage", [5, b"short", "x", None])
+def test_a_claim_that_was_made_with_what_is_no_future_keeps_nobody_from_being_given_back(
+    broken_lab: Lab, garbage: object
+) -> None:
+    lab = broken_lab
+    worker = lab.worker()
+    ids = lab.submit(*[lab.spec() for _ in range(3)])
+    lab.claim(worker)
+    claim = lab.rows()["futures", ids[1], "claim"]
+    damage(lab, ids[1], CLAIM, claim.removesuffix(codec.pack(ids[0])) + codec.pack(garbage))
+    lab.kill(worker)
+    while run_apart(lab.db, lab.space, dm.reap, lab.space):
+        pass
+    assert [lab.state(one) for one in ids] == ["unclaimed", "failed", "unclaimed"]
+    assert lab.validate() == []
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_no_result_counts_of_one_that_failed_for_its_damaged_claim(broken_lab: Lab, together: bool) -> None:
+    lab = broken_lab
+    worker = lab.worker()
+    lab(dm.beat_session, lab.session, 1)
+    ids = lab.submit(*[lab.spec() for _ in range(2)])
+    claims = lab.claim(worker) if together else [lab(dm.claim_future, one, worker) for one in ids]
+    damage(lab, ids[0], CLAIM, b"\xc1")
+    assert lab(quarantine_future, ids[0])
+    assert lab.validate() == []
+    assert [(entry.id, entry.kind) for entry in lab.mail(worker.incarnation)] == [(ids[0], "cancel")]
+    outcomes = [dm.Outcome.realized(claim, b"r") for claim in claims]
+    assert lab(dm.finish_turn, worker, outcomes, Capacity(), 0).stale == (ids[0],)
+    assert [lab.state(one) for one in ids] == ["failed", "realized"]
+    assert [entry.kind for entry in lab.mail()] == ["failed", "realized"]
+    assert lab.validate() == []
+
+
+def test_a_damaged_future_in_a_damaged_row_of_several_claims_is_set_apart(broken_lab: Lab) -> None:
+    lab = broken_lab
+    worker = lab.worker()
+    ids = lab.submit(*[lab.spec() for _ in range(3)])
+    claims = lab.claim(worker)
+    (key,) = (key for key in lab.packed() if key.startswith(layout_of(lab.space).claim_rows(worker.ip, worker.port)))
+    lab.set_row(key, b"\xc1")
+    damage(lab, ids[0], UNCHARGED, b"\xc1")
+    outcomes = [dm.Outcome.failed(claims[0], dm.Failure("error", "no")), dm.Outcome.realized(claims[1], b"r")]
+    turned = run_apart(lab.db, lab.space, dm.finish_turn, lab.space, worker, outcomes[:1], Capacity(), 0)
+    assert turned.stale == (ids[0],)
+    assert not run_apart(lab.db, lab.space, dm.finish_turn, lab.space, worker, outcomes[1:], Capacity(), 0).stale
+    assert [lab.state(one) for one in ids] == ["failed", "realized", "claimed"]
     assert lab.validate() == []
 
 

@@ -15,7 +15,15 @@ from uuid import UUID
 
 from fdb_datamodel.errors import DamagedFutureError
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish, write_failure
-from fdb_datamodel.lifecycle.holdings import claim_key, first_of, keep_listed, members
+from fdb_datamodel.lifecycle.holdings import (
+    addresses,
+    claim_key,
+    first_of,
+    held_claims,
+    keep_listed,
+    members,
+    unlist,
+)
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id
@@ -23,7 +31,7 @@ from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, Failure, WorkerId
-from fdb_datamodel.rows.space import CODE, FAILURE, LATEST_RESULT, layout_of, span
+from fdb_datamodel.rows.space import CLAIM, CODE, FAILURE, LATEST_RESULT, layout_of, span
 from fdb_schema import ClusterSpace, Transaction
 from idempotent_txn import run
 
@@ -58,6 +66,8 @@ def quarantine_future(
     found = "; ".join(f"{name.decode(errors='replace').strip(chr(0))}: {text}" for name, text in wrong.items()) or why
     failure = Failure(DAMAGED, f"a row of future {show_id(f.id)} is damaged, so it can't be run: {found}"[:2000])
     ended = f.ended or LATEST_RESULT in wrong
+    if CLAIM in wrong:
+        _forget_holders(ch, f)
     for name in wrong:
         ch.put(f, name, None)
     unknown = CODE not in f.rows
@@ -75,6 +85,15 @@ def quarantine_future(
         _tell_all(ch, f)
     finish(ch)
     return True
+
+
+def _forget_holders(ch: Changes, f: FutureRows) -> None:
+    """Who holds it can't be read: no worker's row lists it any more, so that no result of it counts, and whose did is told."""
+    for ip, port in addresses(ch):
+        for held in held_claims(ch, ip, port, snapshot=True, readable=True):
+            if held.id == f.id:
+                unlist(ch, held)
+                ch.send(held.incarnation, f.id, "cancel", None, f.epoch)
 
 
 def _drop_copies(ch: Changes, e: bytes) -> None:
@@ -108,19 +127,28 @@ def set_apart(db: Any, space: ClusterSpace, error: DamagedFutureError) -> None:
     pending = [error]
     while pending:
         one = pending[-1]
-        if one.key is not None and relist_claims(db, space, one.key):
-            log.error("a worker's row of the claims that it holds was damaged, and is made anew: %s", one.why)
+        if _relisted(db, space, one):
             pending.pop()
             continue
         try:
             run(db, quarantine_future, space, one.id, one.why, one.key)
         except DamagedFutureError as other:
+            if _relisted(db, space, other):
+                continue  # of one whose claim that row lists
             if len(pending) == MOST_AT_ONCE or other.id in {known.id for known in pending}:
                 raise
             pending.append(other)
         else:
             log.error("future %s is failed, its data are damaged: %s", show_id(one.id), one.why)
             pending.pop()
+
+
+def _relisted(db: Any, space: ClusterSpace, error: DamagedFutureError) -> bool:
+    """Whether what is damaged is a row that lists several claims, which is made anew, and no future."""
+    if error.key is None or not relist_claims(db, space, error.key):
+        return False
+    log.error("a worker's row of the claims that it holds was damaged, and is made anew: %s", error.why)
+    return True
 
 
 def relist_claims(db: Any, space: ClusterSpace, key: bytes) -> bool:

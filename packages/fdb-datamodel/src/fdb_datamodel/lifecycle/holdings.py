@@ -7,7 +7,8 @@ out of the row that lists it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from fdb_datamodel.errors import DamagedFutureError, StrayKeyError
@@ -16,7 +17,8 @@ from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id, is_id, split_id, stamp_token, token_stamp
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.records import WorkerId
-from fdb_schema import RecordError
+from fdb_datamodel.rows.space import span
+from fdb_schema import RecordError, read_range
 
 LISTED_TOGETHER: Final = 64
 """The most of one row, which is written anew whenever some of them end."""
@@ -31,6 +33,29 @@ class Held(NamedTuple):
     token: bytes
     incarnation: bytes
     together: bool
+
+
+def addresses(ch: Changes) -> Iterator[tuple[str, int]]:
+    """Every address that has rows of workers, by snapshot: seeks from one to the next, so that rows of claims aren't read."""
+    keys, tr = ch.keys, ch.tr
+    begin, end = span(keys.workers)
+    while True:
+        rows = read_range(tr, begin, end, limit=1, snapshot=True)
+        if not rows:
+            return
+        try:
+            ip, port = keys.space["workers"].unpack(rows[0][0])[:2]
+            if type(ip) is not str or type(port) is not int:
+                raise TypeError(f"{ip!r}:{port!r} is no worker's address")
+        except (ValueError, IndexError, TypeError, struct.error):  # no worker wrote it
+            begin = rows[0][0] + b"\x00"
+            continue
+        prefix = keys.workers + keys.worker(ip, port)
+        if not rows[0][0].startswith(prefix):  # a number that takes more bytes than it needs
+            begin = rows[0][0] + b"\x00"
+            continue
+        yield ip, port
+        begin = prefix + b"\xff"
 
 
 def held_claims(

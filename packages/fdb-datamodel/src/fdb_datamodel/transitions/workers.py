@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from fdb_datamodel.errors import AddressInUseError, DamagedFutureError, StrayKeyError, WorkerFencedError
 from fdb_datamodel.lifecycle.attempts import end_attempt
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish
-from fdb_datamodel.lifecycle.holdings import held_claims, unlist
+from fdb_datamodel.lifecycle.holdings import addresses, held_claims, unlist
 from fdb_datamodel.lifecycle.placement import lost_pinned
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
@@ -302,7 +300,7 @@ def list_forgotten(tr: Transaction, space: ClusterSpace) -> int:
     """
     ch = Changes(tr, space)
     found = 0
-    for ip, port in _addresses(tr, space):
+    for ip, port in addresses(ch):
         row = ch.get_many([ch.keys.incarnation(ip, port)])[0]
         found += _list_forgotten(ch, WorkerId(ip, port, codec.incarnation_of(row) or b""))
     if found:
@@ -328,9 +326,10 @@ def _list_forgotten(ch: Changes, worker: WorkerId) -> int:
 
 def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, WorkerInfo, Heartbeat | None]]:
     """Every registered worker."""
-    keys = layout_of(space)
+    ch = Changes(tr, space)
+    keys = ch.keys
     found: list[tuple[WorkerId, WorkerInfo, Heartbeat | None]] = []
-    for ip, port in _addresses(tr, space):
+    for ip, port in addresses(ch):
         prefix = keys.workers + keys.worker(ip, port)
         beat, row = (
             read_range(tr, prefix + name, prefix + name + b"\x00", snapshot=True) for name in (HEARTBEAT, INCARNATION)
@@ -338,26 +337,3 @@ def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, Wo
         if row:
             found.append(_worker_from(ip, port, row[0][1], beat[0][1] if beat else None))
     return found
-
-
-def _addresses(tr: Transaction, space: ClusterSpace) -> Iterator[tuple[str, int]]:
-    """Every address that has rows of workers, by snapshot: seeks from one to the next, so that rows of claims aren't read."""
-    keys = layout_of(space)
-    begin, end = span(keys.workers)
-    while True:
-        rows = read_range(tr, begin, end, limit=1, snapshot=True)
-        if not rows:
-            return
-        try:
-            ip, port = space["workers"].unpack(rows[0][0])[:2]
-            if type(ip) is not str or type(port) is not int:
-                raise TypeError(f"{ip!r}:{port!r} is no worker's address")
-        except (ValueError, IndexError, TypeError, struct.error):  # no worker wrote it
-            begin = rows[0][0] + b"\x00"
-            continue
-        prefix = keys.workers + keys.worker(ip, port)
-        if not rows[0][0].startswith(prefix):  # a number that takes more bytes than it needs
-            begin = rows[0][0] + b"\x00"
-            continue
-        yield ip, port
-        begin = prefix + b"\xff"

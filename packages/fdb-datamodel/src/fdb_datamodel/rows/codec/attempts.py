@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from fdb_datamodel.rows.codec.values import (
     BOOL,
@@ -41,20 +42,24 @@ def claim_head(worker: WorkerId, token: bytes, wall_us: int, *, together: bool =
 @reader("a claim")
 def unpack_claim(value: bytes) -> tuple[bytes, WorkerId, int, int]:
     """(token, worker, wall_us, attempt)."""
-    f = unpack(value)
-    typed(f, BYTES, STR, INT, BYTES, INT, INT)
+    f = _claim_fields(value)
     return f[0], WorkerId(f[1], f[2], f[3]), f[4], f[5]
 
 
 @reader("a claim")
 def claimed_with(value: bytes) -> bytes:
     """The id of the first one of those that a claim was made together with; b"" of one that was made by itself."""
-    f = unpack(value)
-    typed(f, BYTES, STR, INT, BYTES, INT, INT, BYTES)
-    first: bytes = nth(f, 6, b"")
-    if len(first) not in (0, 16):
-        raise ValueError("it was made with what is no future")
+    first: bytes = nth(_claim_fields(value), 6, b"")
     return first
+
+
+def _claim_fields(value: bytes) -> tuple[Any, ...]:
+    """The fields of a claim, every one of them looked at: who reads one of them finds it damaged where another reader does."""
+    f: tuple[Any, ...] = unpack(value)
+    typed(f, BYTES, STR, INT, BYTES, INT, INT, BYTES)
+    if len(f) > 6 and len(f[6]) not in (0, 16):
+        raise ValueError("it was made with what is no future")
+    return f
 
 
 def pack_claim_row(worker: WorkerId, token: bytes) -> bytes:
