@@ -11,8 +11,10 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, FutureState, Requirements, WorkerFencedError
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.space import layout_of
 from fdb_datamodel.rows.table import FORMAT
-from fdb_schema import NewerFormatError, check_format, unpack
+from fdb_schema import NewerFormatError, check_format, fdb_error_code, unpack
 
 STORED = Path(__file__).parent / "datamodel_lab" / "format1.json"
 ROOM = Capacity(Requirements(8, "8GiB", 1, named={"db": 4, "x": 4}))
@@ -92,6 +94,35 @@ def test_its_workers_are_fenced_and_it_is_refused_from_then_on(earlier: Earlier)
     worker = earlier.lab.worker()
     earlier.open()
     assert [status.id for status in earlier.lab(dm.list_workers)] == [worker], "once is enough"
+
+
+@pytest.mark.parametrize("port", [1, 2, 300])
+def test_a_worker_of_it_that_registers_meanwhile_is_fenced_too(earlier: Earlier, port: int) -> None:
+    """At an address between those that are known, behind them, or at one of them in another one's place."""
+    earlier.lab.set_row(layout_of(earlier.lab.space).heartbeat("127.0.0.1", 200), codec.pack_heartbeat(dm.Heartbeat()))
+    late = dm.WorkerId("127.0.0.1", port, b"l" * 16)
+    keys, db = layout_of(earlier.lab.space), earlier.lab.db
+    opener, other = db.create_transaction(), db.create_transaction()
+    dm.open_cluster(opener, earlier.lab.space)
+    assert check_format(other, earlier.lab.space, "futures", 1) == 1
+    other[keys.incarnation(late.ip, late.port)] = codec.pack_worker_info(late.incarnation, dm.WorkerInfo())
+    other.commit().wait()
+    with pytest.raises(Exception) as caught:
+        opener.commit().wait()
+    assert fdb_error_code(caught.value) == 1020
+    earlier.open()
+    with pytest.raises(WorkerFencedError):
+        earlier.lab.claim(late)
+    assert earlier.lab(dm.list_workers) == []
+
+
+def test_workers_that_beat_keep_nobody_from_opening_it(earlier: Earlier) -> None:
+    opener, beat = (earlier.lab.db.create_transaction() for _ in range(2))
+    dm.open_cluster(opener, earlier.lab.space)
+    dm.heartbeat(beat, earlier.lab.space, OLD_WORKER, dm.Heartbeat(9))
+    beat.commit().wait()
+    opener.commit().wait()
+    assert earlier.lab(dm.list_workers) == []
 
 
 def test_its_futures_run_to_their_end(earlier: Earlier) -> None:

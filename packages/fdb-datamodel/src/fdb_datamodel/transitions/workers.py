@@ -46,10 +46,25 @@ def open_cluster(tr: Transaction, space: ClusterSpace) -> None:
         return
     tr.set(space.format.pack(("futures",)), pack(FORMAT))
     ch = Changes(tr, space)
+    _let_nobody_register(ch)
     for worker, _, _ in _registered(tr, space):
         _retire(ch, worker, drained=True)
     ch.flush()
     _clear_needless_entries(tr, ch)
+
+
+def _let_nobody_register(ch: Changes) -> None:
+    """Conflict with a worker of an earlier release that registers meanwhile, though not with those that beat.
+
+    It has read the format that the cluster had.
+    """
+    begin, end = span(ch.keys.workers)
+    for ip, port in addresses(ch):
+        prefix = ch.keys.workers + ch.keys.worker(ip, port)
+        ch.tr.add_read_conflict_range(begin, prefix)
+        ch.tr.add_read_conflict_key(ch.keys.incarnation(ip, port))
+        begin = prefix + b"\xff"
+    ch.tr.add_read_conflict_range(begin, end)
 
 
 def _clear_needless_entries(tr: Transaction, ch: Changes) -> None:
