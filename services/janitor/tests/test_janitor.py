@@ -15,9 +15,10 @@ import pytest
 from support.upping import wait_until
 
 from fdb_datamodel import list_workers
-from fdb_schema import ClusterSpace, open_database
+from fdb_schema import ClusterSpace, NewerFormatError, open_database, pack
 from idempotent_txn import IdempotencyId, id_status, run
 from lease_locks import LeaseManager, duty_reports
+from mainspring_janitor.cleaning import Kept, duties_of
 from s3heap_tender import Heap, HeapStore, Scheduler, SysDb, Tender
 
 HOLDER = """
@@ -93,6 +94,17 @@ def test_what_the_dead_left_behind_goes(
         assert [name for name, report in reports.items() if report.failures] == []
         assert living.held
         assert max((stored.expired_version for stored in id_status(db)), default=0) > 0
+
+
+def test_what_a_newer_release_wrote_is_left_alone() -> None:
+    database = open_database("memory:")
+    space = ClusterSpace("newer")
+    run(database, lambda tr: tr.set(space.format.pack(("futures",)), pack(99)))
+    with (
+        LeaseManager(database, space.cluster) as locks,
+        pytest.raises(NewerFormatError, match="has format 99, this release reads up to"),
+    ):
+        duties_of(database, space.cluster, locks, Kept(0, 0, None, None, 0, 0), 1.0, once=True)
 
 
 def test_one_round_by_hand(tmp_path: Path, shared_url: str) -> None:

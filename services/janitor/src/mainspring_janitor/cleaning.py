@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fdb_datamodel import Collector
+from fdb_datamodel import Collector, open_cluster
 from fdb_datamodel.collector import GRACE_SECONDS
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, open_database
 from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption
 from fdb_schema.serving.metrics import Metric, metrics_served
 from futures_worker.liveness import TTL_SECONDS, Caretaker
 from futures_worker.metrics import cluster_metrics
-from idempotent_txn import Cleaner
+from idempotent_txn import Cleaner, run
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS
 from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager, OldHistories, OldMemos
 from lease_locks.clearing import ABANDONED_SECONDS
@@ -129,8 +129,12 @@ class Kept:
 
 
 def duties_of(database: Any, cluster: str, locks: LeaseManager, kept: Kept, every: float, *, once: bool) -> list[Duty]:
-    """What is done for every cluster, each `every` seconds or so; `once`: the only round, which looks at everything."""
+    """What is done for every cluster, each `every` seconds or so; `once`: the only round, which looks at everything.
+
+    Raises NewerFormatError where a newer release wrote the cluster: what the dead held there would be taken for nothing.
+    """
     space = ClusterSpace(cluster)
+    run(database, open_cluster, space, strategy="off")
     caretaker = Caretaker(database, space)
     cleaner = Cleaner(database, kept.ids)
     abandoned, histories = AbandonedLeases(locks, kept.leases), OldHistories(locks)
