@@ -124,7 +124,7 @@ def test_what_a_dead_worker_held_is_given_back_past_damaged_rows(broken_lab: Lab
     assert states == [FutureState.failed, FutureState.unclaimed, FutureState.failed]
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("garbage", [*GARBAGE, codec.pack_claims_row(b"short", [bytes(16)])])
 def test_a_damaged_row_of_several_claims_is_made_anew(broken_lab: Lab, garbage: bytes) -> None:
     """From the futures that are in it, none of which fails."""
     lab = broken_lab

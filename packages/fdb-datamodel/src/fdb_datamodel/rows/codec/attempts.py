@@ -84,6 +84,8 @@ def unpack_claims_row(value: bytes) -> tuple[bytes, list[bytes]]:
     f = unpack(value)
     typed(f, BYTES, BYTES)
     incarnation, ids = f[:2]
+    if len(incarnation) != 16:
+        raise ValueError("it is no incarnation's")
     if not ids or len(ids) % 16:
         raise ValueError("it lists what are no futures")
     return incarnation, [ids[at : at + 16] for at in range(0, len(ids), 16)]
