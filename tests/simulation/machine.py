@@ -161,18 +161,23 @@ class Machine:
     # --- clocks, of whoever asks
 
     def monotonic(self) -> float:
-        process = _process()
+        process = current_process()
         if process is None:
             return self.now
         return process.offset + (self.now - process.asleep) * process.rate
 
     def boottime(self, process: Process | None = None) -> float:
-        process = process or _process()
+        process = process or current_process()
         return self.now if process is None else process.offset / 3 + self.now * process.rate
 
     def wall(self) -> float:
-        process = _process()
-        return EPOCH + self.now - START + (0.0 if process is None else process.wall_offset)
+        process = current_process()
+        return self.true_wall + (0.0 if process is None else process.wall_offset)
+
+    @property
+    def true_wall(self) -> float:
+        """Seconds since 1970, by nobody's clock."""
+        return EPOCH + self.now - START
 
     # --- the hub
 
@@ -216,10 +221,6 @@ class Machine:
 
 def current_process() -> Process | None:
     """Whose strand runs; None for the hub, the engine and the network."""
-    return _process()
-
-
-def _process() -> Process | None:
     me = getcurrent()
     return me.process if isinstance(me, Strand) else None
 

@@ -11,6 +11,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import fdb_embedded
@@ -43,8 +44,6 @@ def play(seed: int, scene: str, plan: Plan) -> Result:
     """A seed's history, in this process."""
     world = World(seed, plan)
     played = ALL[scene](world)
-    if os.environ.get("SIMULATION_TICKS"):
-        _tick(world)
     found = ""
     try:
         world.run(TROUBLED_SECONDS, PATIENCE, played.settled)
@@ -63,13 +62,6 @@ def play(seed: int, scene: str, plan: Plan) -> Result:
         "befallen": world.befallen,
         "story": world.story,
     }
-
-
-def _tick(world: World) -> None:
-    """Tell now and then how far it is: for whoever looks for a strand that doesn't wait."""
-    here = world.machine
-    print(f"{here.now - START:.0f} s, {here.switches} switches", file=sys.stderr, flush=True)
-    here.after(10.0, lambda: _tick(world))
 
 
 def forked(seed: int, scene: str, plan: Plan) -> tuple[int, int]:
@@ -134,7 +126,7 @@ def shrunk(result: Result) -> tuple[Plan, Result]:
                 break
     least, most = 0, result.get("befallen", 0)
     while least < most:
-        tried = Plan(**{**vars(plan), "most": (least + most) // 2})
+        tried = replace(plan, most=(least + most) // 2)
         found = fails(tried)
         if found is None:
             least = (least + most) // 2 + 1

@@ -123,28 +123,19 @@ class Handle:
 
     def __init__(self, ident: int | None = None) -> None:
         self.ident = ident
-        self._done = False
-        self._waiters: list[Strand] = []
+        self._runs = Lock()
+        self._runs.acquire()
 
     def is_done(self) -> bool:
-        return self._done
+        return not self._runs.locked()
 
     def _set_done(self) -> None:
-        self._done = True
-        for waiter in self._waiters:
-            Stage.machine.wake(waiter)
+        if self._runs.locked():
+            self._runs.release()
 
     def join(self, timeout: float | None = None) -> None:
-        until = None if timeout is None or timeout < 0 else time.monotonic() + timeout
-        me = getcurrent()
-        while not self._done:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                return
-            assert isinstance(me, Strand), "the hub may not wait for a thread"
-            self._waiters.append(me)
-            Stage.machine.block(left)
-            self._waiters.remove(me)
+        if self._runs.acquire(timeout=-1 if timeout is None else timeout):
+            self._runs.release()
 
 
 def get_ident() -> int:
@@ -153,23 +144,25 @@ def get_ident() -> int:
     return me.number if isinstance(me, Strand) else 1
 
 
-def start_new_thread(run: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int:
-    """A strand of the process whose strand calls, or of nobody for a thread of the engine."""
-    thread = getattr(run, "__self__", None)
-    engine = str(getattr(thread, "name", "")).startswith("fdb-embedded")
-    process = None if engine else current_process()
-    return Stage.machine.spawn(process, lambda: run(*args, **(kwargs or {}))).number
+def start_new_thread(run: Callable[..., None], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> int:
+    """A thread's strand."""
+    return _start(run, lambda: run(*args, **(kwargs or {}))).number
 
 
 def start_joinable_thread(run: Callable[[], None], handle: Handle | None = None, daemon: bool = True) -> Handle:
-    """As `start_new_thread`; the handle tells of its end."""
+    """As `start_new_thread`, from Python 3.13 on; the handle tells of its end."""
     made = handle or Handle()
-    thread = getattr(run, "__self__", None)
-    engine = str(getattr(thread, "name", "")).startswith("fdb-embedded")
-    strand = Stage.machine.spawn(None if engine else current_process(), run)
+    strand = _start(run, run)
     made.ident = strand.number
     strand.at_end.append(made._set_done)
     return made
+
+
+def _start(run: Callable[..., None], call: Callable[[], None]) -> Strand:
+    """A strand of the process whose strand calls, or of nobody for a thread of the engine."""
+    thread = getattr(run, "__self__", None)
+    engine = str(getattr(thread, "name", "")).startswith("fdb-embedded")
+    return Stage.machine.spawn(None if engine else current_process(), call)
 
 
 def _set_sentinel() -> Lock:
@@ -220,7 +213,7 @@ def install() -> None:
     ]
     assert not imported, f"{imported} were imported before the simulation's threads were in place"
     Stage.machine = Machine(0)
-    _install_clocks()
+    time.__dict__.update(_clocks(lambda: Stage.machine.monotonic(), lambda: Stage.machine.wall()))
     for name in _AGAIN:
         sys.modules.pop(name, None)
     real = sys.modules["_thread"]
@@ -258,10 +251,8 @@ def _tell(arguments: Any) -> None:
     sys.__excepthook__(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
 
 
-def _install_clocks() -> None:
-    monotonic = lambda: Stage.machine.monotonic()  # noqa: E731
-    wall = lambda: Stage.machine.wall()  # noqa: E731
-    replaced: dict[str, Any] = {
+def _clocks(monotonic: Callable[[], float], wall: Callable[[], float]) -> dict[str, Any]:
+    return {
         "monotonic": monotonic,
         "perf_counter": monotonic,
         "monotonic_ns": lambda: int(monotonic() * 1e9),
@@ -271,7 +262,6 @@ def _install_clocks() -> None:
         "clock_gettime": lambda which: Stage.machine.boottime() if which == _BOOTTIME else monotonic(),
         "sleep": lambda seconds: Stage.machine.block(seconds) and None,
     }
-    time.__dict__.update(replaced)
 
 
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", None)
@@ -302,14 +292,7 @@ class TrueTime(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("time")
         self.__dict__.update(vars(time))
-        self.__dict__.update(
-            monotonic=lambda: Stage.machine.now,
-            perf_counter=lambda: Stage.machine.now,
-            monotonic_ns=lambda: int(Stage.machine.now * 1e9),
-            time=lambda: Stage.machine.now + 1.7e9,
-            time_ns=lambda: int((Stage.machine.now + 1.7e9) * 1e9),
-            sleep=lambda seconds: Stage.machine.block(seconds) and None,
-        )
+        self.__dict__.update(_clocks(lambda: Stage.machine.now, lambda: Stage.machine.true_wall))
 
 
 class Futex:

@@ -61,12 +61,13 @@ class Site:
     servers: dict[tuple[str, int], ObjectServer]
     chance: random.Random
     databases: dict[int, Any]
+    children: dict[Strand, Child]
 
 
 def begin(world: World, crashes: float) -> None:
     """A new run."""
     Site.world, Site.crashes = world, crashes
-    Site.servers, Site.databases = {}, {}
+    Site.servers, Site.databases, Site.children = {}, {}, {}
     Site.chance = random.Random(f"{world.seed} site")
 
 
@@ -86,6 +87,7 @@ class Child:
         self.interrupts: dict[int, BaseException] = {}
         self.kept: dict[int, bytes] = {}
         self.strand: Strand = machine().spawn(pool.process, self.run)
+        Site.children[self.strand] = self
 
     def run(self) -> None:
         here = machine()
@@ -243,18 +245,12 @@ class Children:
 
 def rest(seconds: float) -> None:
     """What a task does for a while; it is interrupted where it was cancelled."""
-    me, here = getcurrent(), machine()
-    child = next((one for one in _all_children() if one.strand is me), None)
+    here, child = machine(), Site.children[getcurrent()]
     until = here.now + seconds
     while here.now < until:
         here.block(until - here.now)
-        if child is not None and child.seq in child.interrupts:
+        if child.seq in child.interrupts:
             raise child.interrupts.pop(child.seq)
-
-
-def _all_children() -> Iterable[Child]:
-    for server in Site.servers.values():
-        yield from server.children()
 
 
 # --- objects ------------------------------------------------------------------------------------------------------------
@@ -293,10 +289,6 @@ class ObjectServer:
 
     def close(self) -> None:
         self.open = False
-
-    def children(self) -> Iterable[Child]:
-        pool = getattr(self.admit.__self__, "_children_pool", None)
-        return pool.children.values() if pool is not None else ()
 
 
 class Sealing:

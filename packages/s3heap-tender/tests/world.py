@@ -11,13 +11,13 @@ import json
 import random
 import uuid
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
+
+from support.heaps import ReachedStore, ask, check_starts
 
 import idempotent_txn
 from fdb_schema import ClusterSpace, read_range
 from s3heap_tender import (
-    Backoff,
     ClaimLostError,
     ClaimRefusedError,
     ConflictError,
@@ -53,32 +53,14 @@ Refused = (
 )
 
 
-class FaultyStore:
+class FaultyStore(ReachedStore):
     """A store whose answers are lost, whose server fails, and whose writes may land late."""
 
     def __init__(self, inner: MemoryStore, rng: random.Random) -> None:
-        self.inner = inner
+        super().__init__(inner, "faulty:")
         self.rng = rng
         self.rate = 0.0
-        self.url = "faulty:"
         self.late: list[Callable[[], Any]] = []
-
-    def get(self, key: str, *, if_none_match: str | None = None) -> Any:
-        self._before()
-        return self.inner.get(key, if_none_match=if_none_match)
-
-    def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Any:
-        self._before()
-        return self.inner.list(prefix, before=before, since=since)
-
-    def put(self, key: str, body: bytes, *, if_match: str | None) -> str:
-        return self._write(lambda: self.inner.put(key, body, if_match=if_match))
-
-    def delete(self, key: str, *, if_match: str) -> None:
-        self._write(lambda: self.inner.delete(key, if_match=if_match))
-
-    def close(self) -> None:
-        pass
 
     def _before(self) -> None:
         self.land()
@@ -265,7 +247,7 @@ class World:
         elif choice < 0.88:
             self._write(process)
         else:
-            self._request(process)
+            ask(self.rng, process.sysdb, self.partitions, self.tasks)
 
     def _write(self, process: Process) -> None:
         partition = self.rng.choice(self.partitions)
@@ -274,35 +256,6 @@ class World:
             idempotent_txn.run(self.db, lambda tr: process.sysdb.record_write(tr, partition, records))
         else:
             process.sysdb.mark_dirty(partition, process.sysdb.log_end(partition) + 1)
-
-    def _request(self, process: Process) -> None:
-        rng = self.rng
-        if len(self.tasks) < 4 and (not self.tasks or rng.random() < 0.4):
-            id = uuid.UUID(int=rng.getrandbits(128))
-            settings: dict[str, Any] = {
-                "cadence": rng.choice((0.0, 2.0, 10.0)),
-                "max_attempts": 3,
-                "overlap": rng.choice(("skip", "buffer_one", "buffer_all", "cancel_other")),
-                "catch_up": rng.choice(("once", "all")),
-                "backoff": Backoff(initial=0.5, maximum=4.0, obey_cadence=rng.random() < 0.5),
-            }
-            if rng.random() < 0.3:
-                settings.update(min_records=3, max_wait=5.0)
-            self.tasks.append(id)
-            process.sysdb.create_task(rng.choice(self.partitions), id.hex, id=id, **settings)
-            return
-        id = rng.choice(self.tasks)
-        sysdb = process.sysdb
-        request = rng.choice(("pause", "resume", "resume", "run_now", "backfill", "delete", "redrive"))
-        if request == "backfill":
-            sysdb.backfill(id, rng.randint(1, 2))
-        elif request == "redrive":
-            sysdb.redrive(id, sysdb.get(id).gen)
-        elif request == "delete":
-            if rng.random() < 0.3:
-                sysdb.delete(id)
-        else:
-            getattr(sysdb, request)(id)
 
     # the end
 
@@ -342,13 +295,7 @@ class World:
             assert task.completion_offset >= sysdb.log_end(task.partition), f"G2: {task}"
             assert self.read.get(task.id, 0) >= sysdb.log_end(task.partition), f"G2: no run read what {task} covers"
             assert task.pending_runs == 0
-        for id, starts in self.starts.items():
-            ordered = sorted(starts)
-            for (clock, gen, _), (next_clock, next_gen, _) in pairwise(ordered):
-                cadence = self._cadence(id)
-                assert gen == next_gen or next_clock - clock >= cadence, f"G1: task {id} {ordered}"
-            epochs = [epoch for _, _, epoch in starts]
-            assert len(set(epochs)) == len(epochs), f"G3: task {id} {ordered}"
+        check_starts(self.starts, self.lines)
         for text in self.lines:
             line = json.loads(text)
             if line["op"] == "finish":
@@ -365,13 +312,6 @@ class World:
         keys = self.processes[0].sysdb.layout.keys
         begin, end = getattr(keys, f"{name}_range")()
         return idempotent_txn.run(self.db, lambda tr: read_range(tr, begin, end))
-
-    def _cadence(self, id: uuid.UUID) -> int:
-        for text in self.lines:
-            line = json.loads(text)
-            if line.get("task") == str(id) and line.get("after"):
-                return int(line["after"]["cadence"])
-        raise AssertionError(f"no line of task {id}")
 
     def run(self, steps: int, *, nest: float, store_faults: float, failures: float) -> None:
         """`steps` random steps, then drain and check."""
