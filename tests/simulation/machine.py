@@ -52,7 +52,12 @@ class Process:
     stopped_until: float = 0.0
     cut_off_until: float = 0.0
     asleep: float = 0.0
-    """Seconds that its host was suspended, which the monotonic clock doesn't count."""
+    """Seconds that its host was suspended before its last sleep, which the monotonic clock doesn't count."""
+    asleep_from: float = 0.0
+    asleep_until: float = 0.0
+    """When it slept last, or sleeps."""
+    told: float = 0.0
+    """What its monotonic clock showed last."""
     silent: float = 0.0
     """Seconds in all for which it was stopped or cut off."""
     at_death: list[Callable[[], object]] = field(default_factory=list)
@@ -60,6 +65,24 @@ class Process:
     @property
     def pid(self) -> int:
         return _FIRST_PID + self.number
+
+    def slept(self, now: float) -> float:
+        """Seconds in all until now for which its host was suspended."""
+        return self.asleep + max(0.0, min(now, self.asleep_until) - self.asleep_from)
+
+    def sleep(self, now: float, seconds: float) -> None:
+        """Its host is suspended; a sleep that goes on already may become longer."""
+        until = max(now + seconds, self.asleep_until)
+        if self.asleep_until <= now:
+            self.asleep = self.slept(now)
+            self.asleep_from = now
+        self.asleep_until = until
+
+    def wake_up(self, now: float) -> None:
+        """Whatever holds it ends."""
+        self.stopped_until = min(self.stopped_until, now)
+        self.cut_off_until = min(self.cut_off_until, now)
+        self.asleep_until = min(self.asleep_until, max(now, self.asleep_from))
 
 
 class Strand(greenlet):
@@ -164,7 +187,10 @@ class Machine:
         process = current_process()
         if process is None:
             return self.now
-        return process.offset + (self.now - process.asleep) * process.rate
+        told = process.offset + (self.now - process.slept(self.now)) * process.rate
+        assert told > process.told - _LEAST, "a monotonic clock went back"
+        process.told = max(process.told, told)
+        return process.told
 
     def boottime(self, process: Process | None = None) -> float:
         process = process or current_process()

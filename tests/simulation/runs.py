@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import json
 import os
+import resource
 import select
 import sys
 import traceback
@@ -30,8 +31,10 @@ ALL: Final[dict[str, Callable[[World], Any]]] = {"together": Together, **SCENES}
 TROUBLED_SECONDS: Final = 120.0
 PATIENCE: Final = 1200.0
 """Seconds of calm in which all has to come to its end."""
-STUCK_SECONDS: Final = 600.0
+STUCK_SECONDS: Final = 240.0
 """Of real time, after which a seed is given up: one of its strands runs and never waits. Where is printed."""
+MOST_MEMORY: Final = 8 << 30
+"""Bytes of address space of a seed's process: what runs and never waits may take all there is."""
 Result = dict[str, Any]
 
 workers.install()
@@ -73,6 +76,7 @@ def forked(seed: int, scene: str, plan: Plan) -> tuple[int, int]:
         return child, reading
     os.close(reading)
     faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     gc.disable()  # it collects at the same places in each run
     try:
         result = play(seed, scene, plan)

@@ -243,6 +243,7 @@ def _number(kind: Any) -> None:
         begin(self, *arguments, **keywords)
 
     kind.__init__ = numbered
+    kind._number = -1  # of what there is already: the main thread
     kind.__hash__ = lambda self: self._number
 
 

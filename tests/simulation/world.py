@@ -163,7 +163,7 @@ class World:
             self.tell(f"{process.name} is stopped for {seconds} s")
         elif kind == "suspend":
             process.stopped_until = max(process.stopped_until, now + seconds)
-            process.asleep += seconds
+            process.sleep(now, seconds)
             self.tell(f"the host of {process.name} sleeps for {seconds} s")
         elif kind == "cut off":
             process.cut_off_until = max(process.cut_off_until, now + seconds)
@@ -186,8 +186,7 @@ class World:
         self.calm = True
         self.tell("calm")
         for process in here.processes:
-            process.stopped_until = min(process.stopped_until, here.now)
-            process.cut_off_until = min(process.cut_off_until, here.now)
+            process.wake_up(here.now)
         self.witness(lambda: self._await(settled), patience)
 
     def _await(self, settled: Callable[[], bool]) -> bool:

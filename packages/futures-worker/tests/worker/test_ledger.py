@@ -217,6 +217,27 @@ def test_mail_tells_of_cancellations_once(site: Site) -> None:
     site.check()
 
 
+def test_mail_that_could_not_be_read_to_its_end_is_told_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = [site.submit() for _ in range(3)]
+    site.claim()
+    for future_id in cancelled:
+        run(site.db, cancel_future, SPACE, future_id)
+    whole, pages = ledger_module.read_mailbox, itertools.count()
+
+    def by_the_row(tr: Any, space: ClusterSpace, session: bytes, after: bytes) -> Any:
+        if next(pages) == 2:
+            raise TimeoutError("the database is silent")
+        return whole(tr, space, session, after, limit=1)
+
+    monkeypatch.setattr(ledger_module, "read_mailbox", by_the_row)
+    with pytest.raises(TimeoutError):
+        site.ledger.read_own(set())
+    mail, _ = site.ledger.read_own(set())
+    assert [entry.id for entry in mail] == cancelled
+
+
 def test_what_a_client_pushes_is_told_once_and_found_again_by_who_lost_track(site: Site) -> None:
     site.arm()
     spec = FutureSpec(code=b"code", session=b"c" * 16)

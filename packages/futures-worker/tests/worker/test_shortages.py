@@ -23,7 +23,7 @@ import msgpack
 import pytest
 from core_driver import Driver, claim, claims, failure, outcomes, sent
 
-from fdb_datamodel import Requirements, list_futures
+from fdb_datamodel import Requirements, WorkerFencedError, list_futures
 from futures_worker import Client, payload
 from futures_worker.objects.arena import FreeFiles, map_shared
 from futures_worker.objects.object_files import write_file
@@ -36,6 +36,7 @@ from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
     DrainAsked,
+    Event,
     Finish,
     InputsShort,
     KillChild,
@@ -49,7 +50,7 @@ from futures_worker.worker.deciding.instructions import (
 from futures_worker.worker.deciding.reports import LEAVE_SECONDS
 from futures_worker.worker.deciding.state import SHORT_PAUSE
 from futures_worker.worker.running import inputs as inputs_module
-from futures_worker.worker.running.children import ChildProcess, ChildProcesses
+from futures_worker.worker.running.children import ChildProcess, ChildProcesses, TemplateLostError
 from futures_worker.worker.service import WorkerConfig, WorkerService
 from idempotent_txn import run
 
@@ -454,6 +455,31 @@ def test_a_database_that_refuses_for_a_while_costs_no_work(
     assert future.result(PATIENCE) == 2
     assert worker.shell._ledger.worker == ledger.worker, "it is the same incarnation"
     client.close()
+
+
+@pytest.mark.embedded_only("children of a worker in this process can't open a database that isn't theirs")
+def test_children_that_are_lost_just_before_their_worker_is_declared_dead_are_not_sent_tasks(
+    worker: WorkerService, any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, before = worker.shell._children_pool, worker.shell._ledger.worker
+    befallen = threading.Event()
+
+    def lose_template(events: list[Event]) -> None:
+        if not befallen.is_set():
+            pool._replace_template(TemplateLostError("it was killed"), events)
+
+    def be_dead(*_: Any) -> None:
+        befallen.set()
+        monkeypatch.undo()
+        raise WorkerFencedError("declared dead")
+
+    with Client(any_url, "short") as client:
+        assert client.submit(abs, -1).result(PATIENCE) == 1
+        monkeypatch.setattr(pool, "look", lose_template)
+        monkeypatch.setattr(type(worker.shell._ledger), "beat", be_dead)
+        assert befallen.wait(PATIENCE)
+        assert client.submit(abs, -2).result(PATIENCE) == 2
+    assert worker.shell._ledger.worker != before
 
 
 @pytest.mark.embedded_only("children of a worker in this process can't open a database that isn't theirs")

@@ -140,20 +140,25 @@ class Ledger:
         return self._pool in rung or not pushed, mail, pushed
 
     def read_own(self, in_hand: Set[bytes]) -> tuple[list[MailEntry], list[Claim]]:
-        """New mail of this incarnation, removed from the database, and claims that others made for it."""
+        """New mail of this incarnation, removed from the database, and claims that others made for it.
+
+        Where reading fails amid the mail, none of it counts as read.
+        """
         session = self.worker.incarnation
         entries: list[MailEntry] = []
+        read_to = self._cursor
 
         def body(tr: Any) -> tuple[bytes | None, list[MailEntry], bytes, list[Claim]]:
-            page, cursor = read_mailbox(tr, self._space, session, self._cursor)
+            page, cursor = read_mailbox(tr, self._space, session, read_to)
             pushed = [] if entries else claims_of(tr, self._space, self.worker, known=in_hand)
             return get_many(tr, [self._own], snapshot=True)[0], page, cursor, pushed
 
         bell, page, cursor, pushed = run_apart(self._db, self._space, body, strategy="off")
         while page:
             entries.extend(page)
-            self._cursor = cursor
+            read_to = cursor
             bell, page, cursor, _ = run_apart(self._db, self._space, body, strategy="off")
+        self._cursor = read_to
         self._bells.saw(self._own, bell)
         if entries:
             try:

@@ -41,7 +41,6 @@ from futures_worker.worker.deciding.instructions import (
     TurnRefused,
     WorkSignalled,
 )
-from futures_worker.worker.deciding.tasks import Task
 from futures_worker.worker.running.child_pool import ChildPool
 from futures_worker.worker.running.client_lines import ClientLines
 from futures_worker.worker.running.eager import Eager
@@ -150,6 +149,7 @@ class Shell:
             now = time.monotonic()
             events = self._keep_time(now)
             if self.fenced:
+                self._posted.extend(events)  # of children: they outlive the incarnation
                 break
             if not events and self._sent:
                 # A short task ends sooner than bells are armed: they are armed if nothing comes within a moment.
@@ -254,13 +254,16 @@ class Shell:
             if rung:
                 events.append(WorkSignalled())
             self._deliver(mail, pushed, events)
-        while self._posted:
-            events.append(self._posted.popleft())
+        events.extend(self._take_posted())
         return events
+
+    def _take_posted(self) -> Iterator[Event]:
+        while self._posted:
+            yield self._posted.popleft()
 
     def rejoin(self, worker: WorkerId) -> None:
         """After `run` ended because this incarnation was fenced: drops all it held and goes on as `worker`."""
-        self._handle([Fenced()], time.monotonic())
+        self._handle([*self._take_posted(), Fenced()], time.monotonic())
         self._store.clear()
         self.join(worker)
         self.fenced = False
@@ -314,11 +317,9 @@ class Shell:
     def _take_turn(self, turn: RunTurn) -> Claims:
         try:
             return self._ledger.take_turn(turn)
-        except WorkerFencedError:
-            raise
         except Exception as exc:
             taken_apart = turn.outcomes and fdb_error_code(exc) in (None, TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE)
-            if is_database_trouble(exc) or not taken_apart:
+            if isinstance(exc, WorkerFencedError) or is_database_trouble(exc) or not taken_apart:
                 raise
             log.error("a turn of %d outcomes failed, taking it apart: %s", len(turn.outcomes), exc)
             return self._ledger.take_turn_apart(turn, exc)
@@ -359,9 +360,8 @@ class Shell:
         return self.inputs.prepare(instruction.tasks, self.core.worker)
 
     def _forget_task(self, instruction: ForgetTask) -> list[Event]:
-        task: Task = instruction.task
         if self.inputs is not None:
-            self.inputs.forget(task)
+            self.inputs.forget(instruction.task)
         return []
 
     def _drop_object(self, instruction: DropObject) -> list[Event]:
