@@ -19,7 +19,7 @@ from greenlet import getcurrent
 import futures_worker.client.session.reading as reading
 from fdb_schema.serving import tracing
 from fdb_schema.serving.private_files import read_own
-from futures_worker import payload
+from futures_worker import liveness, payload
 from futures_worker.errors import ObjectLostError, WireError
 from futures_worker.failure import may_retry
 from futures_worker.objects.object_files import write_file
@@ -67,6 +67,7 @@ class Site:
 def begin(world: World, crashes: float) -> None:
     """A new run."""
     Site.world, Site.crashes = world, crashes
+    liveness.HEAD = world.chance.choice((1, 16))  # few workers are many then
     Site.servers, Site.databases, Site.children = {}, {}, {}
     Site.chance = random.Random(f"{world.seed} site")
 

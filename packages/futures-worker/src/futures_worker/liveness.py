@@ -38,6 +38,9 @@ log = logging.getLogger("futures_worker")
 
 T = TypeVar("T")
 TTL_SECONDS: Final = 5.0
+HEAD = 16
+"""The first workers by address: they look at all of them. The others, and clients, look at these often and at all seldom, so
+that what a cluster reads of its workers rises with their number, and not with its square."""
 
 
 class WorkerObserver(Observer[WorkerSighting]):
@@ -68,9 +71,31 @@ def find_dead(observer: WorkerObserver, seen: Sequence[WorkerStatus], now: float
     return [sighting for sighting in sighted if sighting in stopped or sighting in gone]
 
 
-def see_workers(tr: Any, space: ClusterSpace) -> tuple[list[WorkerStatus], bool]:
-    """Every registered worker, and whether some dead one's claims are still to be given back."""
-    return list_workers(tr, space, count=False), anything_to_reap(tr, space)
+def see_workers(tr: Any, space: ClusterSpace, first: int = 0) -> tuple[list[WorkerStatus], bool]:
+    """Every registered worker, or the `first` ones; and whether some dead one's claims are still to be given back."""
+    return list_workers(tr, space, count=False, first=first), anything_to_reap(tr, space)
+
+
+class Breadth:
+    """At how many workers to look next: all, or those of the head. Pure; seconds are of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._all = 0  # how many there were when all were looked at last
+        self._next_whole = self._whole_until = float("-inf")
+
+    def first(self, now: float) -> int:
+        """Of `see_workers`."""
+        return 0 if self._all <= HEAD or now < self._whole_until or now >= self._next_whole else HEAD
+
+    def looked(self, now: float, seen: int, *, first: int, pause: float) -> None:
+        """So many were seen by a look at `first`; `pause`: seconds between two looks at all, were there no more than the head has."""
+        if not first:
+            self._all = seen
+            self._next_whole = now + pause * seen / HEAD
+
+    def look_at_all(self, until: float) -> None:
+        """There may be dead ones that nobody of the head sees."""
+        self._whole_until = until
 
 
 class Caretaker:
@@ -79,20 +104,27 @@ class Caretaker:
     Whoever looks gives back what the dead held. The clock, and the time limits of futures, are left to workers while any lives.
     """
 
-    def __init__(self, db: Any, space: ClusterSpace) -> None:
+    def __init__(self, db: Any, space: ClusterSpace, *, all_workers: bool = False) -> None:
+        """`all_workers`: look at all each time, as the one janitor does that has this duty."""
         self._db = db
         self._space = space
+        self._all = all_workers
         self._clock = ClusterClock(space)
         self._observer = WorkerObserver(writes=TrialCommits(db, space))
+        self._breadth = Breadth()
         self._told = False
 
     def look(self, now: float) -> list[WorkerId]:
-        """Look at every worker once: fence the dead, give back what they held; whom this call declared dead.
+        """Look at the workers once: fence the dead, give back what they held; whom this call declared dead.
 
         `now`: seconds of the caller's monotonic clock. One transaction, where nobody died.
         """
-        seen, left = ask(self._db, see_workers, self._space, strategy="off")
+        first = 0 if self._all else self._breadth.first(now)
+        seen, left = ask(self._db, see_workers, self._space, first, strategy="off")
         dead = find_dead(self._observer, seen, now)
+        self._breadth.looked(now, len(seen), first=first, pause=TTL_SECONDS)
+        if dead:  # all may be, and to see that takes a TTL of looks at all
+            self._breadth.look_at_all(now + 3 * TTL_SECONDS)
         declared = [sighting.id for sighting in dead if ask(self._db, declare_dead, self._space, sighting)]
         if dead or left:  # also what another observer declared dead and didn't finish
             while self._apart(reap) is not False:

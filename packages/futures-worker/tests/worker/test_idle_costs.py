@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,9 @@ from fdb_datamodel import (
 )
 from fdb_schema import open_database, read_clock
 from fdb_schema.clock import ADVANCE_SECONDS, MICROSECONDS
-from futures_worker.liveness import TTL_SECONDS, Caretaker
+from futures_worker import liveness
+from futures_worker.liveness import TTL_SECONDS, Caretaker, see_workers
+from futures_worker.worker import housekeeping
 from futures_worker.worker.housekeeping import FOLLOW_SHARE, LATE_SECONDS, LOOKS_PER_TTL, Housekeeping
 from futures_worker.worker.registration import describe_self, join
 from futures_worker.worker.running.rhythm import HEARTBEAT_SECONDS, IDLE_REREAD_SECONDS, REREAD_SECONDS, Rhythm
@@ -124,6 +127,85 @@ def test_when_the_first_stops_another_keeps_the_clock_and_fires_timers(workers: 
     assert house.clock() - clock >= passed - 2 * ADVANCE_SECONDS, "the clock goes on"
     assert house.keepers[1]._first
     assert validate(house.db, SPACE) == []
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many workers each look is at, that workers and who waits take."""
+    looks: list[int] = []
+
+    def counted(tr: Any, space: ClusterSpace, first: int = 0) -> Any:
+        found = see_workers(tr, space, first)
+        looks.append(len(found[0]))
+        return found
+
+    for module in (housekeeping, liveness):
+        monkeypatch.setattr(module, "see_workers", counted)
+    return looks
+
+
+def test_what_workers_read_of_each_other_rises_with_their_number_and_not_with_its_square(
+    seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_ten_seconds(workers: int, head: int) -> int:
+        monkeypatch.setattr(liveness, "HEAD", head)
+        house = House(workers)
+        for keeper in house.keepers:
+            keeper._busy = lambda: True
+        house.live(1.0)
+        seen.clear()
+        house.live(10.0)
+        return sum(seen)
+
+    some = in_ten_seconds(8, head=2)
+    assert 1.5 <= in_ten_seconds(16, head=2) / some <= 2.5
+    assert in_ten_seconds(8, head=16) > 1.2 * some, "all look at all while they are few"
+
+
+@pytest.mark.parametrize(
+    "dead", [(0,), (9,), (0, 1, 2), (0, 1, 2, 3, 9)], ids=lambda dead: f"dead-{len(dead)}-{dead[-1]}"
+)
+def test_whoever_dies_of_many_is_declared_dead_and_the_clock_goes_on(
+    dead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "HEAD", 3)
+    house = House(10)
+    house.live(10)
+    house.stopped.update(dead)
+    late = house.submit(queue_timeout=2 * TTL_SECONDS)
+    house.live(4 * TTL_SECONDS, lambda: len(run(house.db, list_workers, SPACE)) == 10 - len(dead))
+    assert {s.id for s in run(house.db, sightings, SPACE)} == {
+        worker for number, worker in enumerate(house.ids) if number not in dead
+    }
+    clock = house.clock()
+    passed = house.live(3 * TTL_SECONDS)
+    assert house.clock() - clock >= passed - 2 * ADVANCE_SECONDS
+    assert house.failed(late)
+    first = min(set(range(10)) - set(dead))
+    assert [number for number, keeper in enumerate(house.keepers) if number not in dead and keeper.leads] == [first]
+    assert validate(house.db, SPACE) == []
+
+
+def test_who_waits_looks_at_few_of_many_workers_and_at_all_where_one_of_those_is_dead(
+    seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "HEAD", 3)
+    house = House(6)
+    caretaker, beats, now = Caretaker(house.db, SPACE), itertools.count(1), itertools.count(1000)
+
+    def look(seconds: float, living: list[WorkerId]) -> list[WorkerId]:
+        declared: list[WorkerId] = []
+        for _ in range(round(seconds)):
+            for worker in living:
+                run(house.db, heartbeat, SPACE, worker, Heartbeat(counter=next(beats)))
+            declared += caretaker.look(next(now))
+        return declared
+
+    assert look(2 * TTL_SECONDS, house.ids) == []
+    assert seen == [6, *[3] * 9]
+    declared = look(4 * TTL_SECONDS, [])
+    assert declared[:3] == house.ids[:3], "the head first, then all others"
+    assert set(declared) == set(house.ids)
 
 
 def test_a_timer_that_nobody_fires_is_fired_by_who_stands_by_though_the_clock_is_kept() -> None:

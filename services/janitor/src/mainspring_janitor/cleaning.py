@@ -135,7 +135,7 @@ def duties_of(database: Any, cluster: str, locks: LeaseManager, kept: Kept, ever
     """
     space = ClusterSpace(cluster)
     run(database, open_cluster, space, strategy="off")
-    caretaker = Caretaker(database, space)
+    caretaker = Caretaker(database, space, all_workers=True)
     cleaner = Cleaner(database, kept.ids)
     abandoned, histories = AbandonedLeases(locks, kept.leases), OldHistories(locks)
     collector = Collector(database, space, grace=kept.futures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from itertools import islice
 from typing import NamedTuple
 
 from fdb_datamodel.errors import AddressInUseError, DamagedFutureError, StrayKeyError, WorkerFencedError
@@ -17,7 +18,7 @@ from fdb_datamodel.rows.elements import decode_id
 from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
-from fdb_datamodel.rows.space import HEARTBEAT, INCARNATION, layout_of, named_in, span
+from fdb_datamodel.rows.space import layout_of, named_in, span
 from fdb_datamodel.rows.table import FORMAT
 from fdb_datamodel.transitions.assign import is_unclaimed, relocate
 from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, pack, prefix_end, read_range
@@ -142,10 +143,13 @@ def is_live(tr: Transaction, space: ClusterSpace, worker: WorkerId) -> bool:
     return Changes(tr, space).is_live(worker)
 
 
-def list_workers(tr: Transaction, space: ClusterSpace, *, count: bool = True) -> list[WorkerStatus]:
-    """Every registered worker, by snapshot; claims and assignments are counted up to 1,000 each, unless not `count`."""
+def list_workers(tr: Transaction, space: ClusterSpace, *, count: bool = True, first: int = 0) -> list[WorkerStatus]:
+    """Every registered worker, by snapshot; claims and assignments are counted up to 1,000 each, unless not `count`.
+
+    first: only those of so many addresses, the first in order.
+    """
     found = []
-    for worker, info, beat in _registered(tr, space):
+    for worker, info, beat in _registered(tr, space, first):
         if not count:
             found.append(WorkerStatus(worker, info, beat))
             continue
@@ -339,16 +343,16 @@ def _list_forgotten(ch: Changes, worker: WorkerId) -> int:
     return len(unlisted)
 
 
-def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, WorkerInfo, Heartbeat | None]]:
-    """Every registered worker."""
+def _registered(
+    tr: Transaction, space: ClusterSpace, first: int = 0
+) -> list[tuple[WorkerId, WorkerInfo, Heartbeat | None]]:
+    """Every registered worker, or those of the `first` addresses that have rows of workers."""
     ch = Changes(tr, space)
     keys = ch.keys
+    where = list(islice(addresses(ch), first or None))
+    rows = ch.get_many([of(*address) for address in where for of in (keys.incarnation, keys.heartbeat)], snapshot=True)
     found: list[tuple[WorkerId, WorkerInfo, Heartbeat | None]] = []
-    for ip, port in addresses(ch):
-        prefix = keys.workers + keys.worker(ip, port)
-        beat, row = (
-            read_range(tr, prefix + name, prefix + name + b"\x00", snapshot=True) for name in (HEARTBEAT, INCARNATION)
-        )
-        if row:
-            found.append(_worker_from(ip, port, row[0][1], beat[0][1] if beat else None))
+    for (ip, port), row, beat in zip(where, rows[::2], rows[1::2], strict=True):
+        if row is not None:
+            found.append(_worker_from(ip, port, row, beat))
     return found

@@ -1,8 +1,9 @@
 """What workers do for the whole cluster, beside their own work: the clock, timers, and the reaping of dead workers.
 
-The first of the living, by address, keeps the clock, fires timers and looks often at who lives. The others stand by: they look
-every `FOLLOW_SHARE` of a TTL, so that they can judge the dead as soon as the first can, and do its work for a TTL when they
-find the clock standing, or a timer late by more than `LATE_SECONDS`. Two who believe at once to be first do no harm.
+The first of the living, by address, keeps the clock, fires timers and looks often at who lives. The next ones, those of the head
+(`liveness.HEAD`), stand by: they look every `FOLLOW_SHARE` of a TTL, so that they can judge the dead as soon as the first can, and
+do its work for a TTL when they find the clock standing, or a timer late by more than `LATE_SECONDS`. Two who believe at once to be
+first do no harm. All others look at the head, of which they are when those before them are dead, and seldom at all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fdb_datamodel import (
 )
 from fdb_schema import ClusterClock, ClusterSpace, fdb_error_code
 from fdb_schema.clock import ADVANCE_SECONDS, MICROSECONDS
-from futures_worker.liveness import TTL_SECONDS, WorkerObserver, find_dead, see_workers, worker_gone
+from futures_worker import liveness
+from futures_worker.liveness import TTL_SECONDS, Breadth, WorkerObserver, find_dead, see_workers, worker_gone
 from futures_worker.schedules.firing import fire_due
 from idempotent_txn import run
 
@@ -71,12 +73,13 @@ class Housekeeping:
         self._monotonic = monotonic
         self._clock = ClusterClock(space, monotonic=monotonic)
         self._observer = WorkerObserver(ttl, TrialCommits(db, space))
+        self._breadth = Breadth()
         self._ttl = ttl
         self._look_seconds = ttl / LOOKS_PER_TTL
         self._next_look = 0.0
         self._next_tick = 0.0
         self._now_us = 0  # of the cluster's clock, at the last tick
-        self._first = True  # as far as is known; at the start, until the first look
+        self._first = self.in_head = True  # as far as is known; at the start, until the first look
         self._stand_in_until = 0.0
         self._rush = False  # something is to be settled now
         self._told: dict[
@@ -116,8 +119,8 @@ class Housekeeping:
             fires = late is not None
         else:
             (self._now_us, kept), late = run(self._db, self._observe, strategy="off")
-            fires = late is not None and late > LATE_SECONDS * MICROSECONDS
-            if fires or not kept:
+            fires = self.in_head and late is not None and late > LATE_SECONDS * MICROSECONDS
+            if fires or (self.in_head and not kept):
                 self._stand_in_until = self._monotonic() + self._ttl
         self._next_tick = self._monotonic() + self._tick_seconds()
         if fires:
@@ -142,23 +145,26 @@ class Housekeeping:
         return ADVANCE_SECONDS if self.leads else FOLLOW_SHARE * self._ttl * random.uniform(0.75, 1.25)
 
     def look(self) -> list[WorkerId]:
-        """Looks at every worker's heartbeat; gives back what the dead held. Whom this call declared dead."""
-        seen, left = run(self._db, see_workers, self._space, strategy="off")
-        dead = find_dead(self._observer, seen, self._monotonic())
+        """Looks at the heartbeats of workers; gives back what the dead held. Whom this call declared dead."""
+        now = self._monotonic()
+        first = 0 if self.in_head else self._breadth.first(now)
+        seen, left = run(self._db, see_workers, self._space, first, strategy="off")
+        dead = find_dead(self._observer, seen, now)
+        self._breadth.looked(now, len(seen), first=first, pause=self._pause())
         try:
             return self._give_back(dead, left)
         finally:
             gone = {sighting.id for sighting in dead}
-            self._live = [status for status in seen if status.id not in gone]
-            self._see_who_is_first()
-            self._on_peers(self._live)
+            live = [status for status in seen if status.id not in gone]
+            self._see_who_is_first(live)
+            if not first:
+                self._live = live
+                self._on_peers(live)
 
-    def _see_who_is_first(self) -> None:
+    def _see_who_is_first(self, live: list[WorkerStatus]) -> None:
         me = self._me()
-        before, self._first = (
-            self._first,
-            me is None or all((me.ip, me.port) <= (status.id.ip, status.id.port) for status in self._live),
-        )
+        ahead = 0 if me is None else sum((one.id.ip, one.id.port) < (me.ip, me.port) for one in live)
+        before, self._first, self.in_head = self._first, ahead == 0, ahead < liveness.HEAD
         if self._first and not before:
             self._next_tick = 0.0
 
@@ -199,11 +205,17 @@ class Housekeeping:
             self.tick()
 
     def _look_in_time(self) -> None:
-        if self._monotonic() >= self._next_look or any(worker_gone(status.info) for status in self._live):
-            often = self.leads or self._busy()
-            seconds = self._look_seconds if often else FOLLOW_SHARE * self._ttl
-            self._next_look = self._monotonic() + seconds * random.uniform(0.75, 1.25)
+        now = self._monotonic()
+        gone = any(worker_gone(status.info) for status in self._live)
+        if gone:
+            self._breadth.look_at_all(now + self._look_seconds)
+        if gone or now >= self._next_look:
+            self._next_look = now + self._pause() * random.uniform(0.75, 1.25)
             self.look()
+
+    def _pause(self) -> float:
+        often = self.leads or self._busy()
+        return self._look_seconds if often else FOLLOW_SHARE * self._ttl
 
     def _tell(self, chore: Callable[[], object], exc: Exception) -> None:
         """Once, until it changes: there are four rounds in a second."""

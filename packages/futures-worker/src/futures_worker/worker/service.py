@@ -205,7 +205,7 @@ class WorkerService:
             chores=(
                 SpillWatch(self.store, lambda: self.shell.drain(0.0)).tick,
                 self._output.tick,
-                lambda: collector.tick(COLLECT_AT_ONCE),
+                lambda: self._housekeeping.in_head and collector.tick(COLLECT_AT_ONCE),
                 audit.tick,
             ),
         )
