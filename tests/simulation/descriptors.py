@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import socket
+import struct
+import termios
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -68,7 +72,9 @@ class Stream(Descriptor):
         self.peer: Stream
         self._latency = latency
         self._arrived: list[bytes] = []
+        self._under_way: deque[bytes] = deque()
         self._over = False
+        self._said_all = False
         self._timeout: float | None = None
         self._last = 0.0
 
@@ -84,7 +90,7 @@ class Stream(Descriptor):
         self._timeout = seconds
 
     def send(self, data: bytes) -> int:
-        if not self.open or self._over:
+        if self._said_all or self._over:
             raise BrokenPipeError("the peer hung up")
         self.peer.deliver(bytes(data))
         return len(data)
@@ -92,7 +98,9 @@ class Stream(Descriptor):
     def sendall(self, data: bytes) -> None:
         self.send(data)
 
-    def recv(self, size: int) -> bytes:
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        if self._arrived and flags & socket.MSG_PEEK:
+            return self._arrived[0][:size]
         if self._arrived:
             data = self._arrived.pop(0)
             if len(data) > size:
@@ -102,13 +110,18 @@ class Stream(Descriptor):
             return _EOF
         raise BlockingIOError
 
-    def shutdown(self, _how: int) -> None:
-        self.close()
+    def shutdown(self, how: int) -> None:
+        if not self._said_all:
+            self._said_all = True
+            self.peer.deliver(_EOF)
+        if how != socket.SHUT_WR:
+            self._over = True
+            self.ring()
 
     def close(self) -> None:
         if self.open:
             self.open = False
-            self.peer.deliver(_EOF)
+            self.shutdown(socket.SHUT_RDWR)
 
     # --- below
 
@@ -119,15 +132,22 @@ class Stream(Descriptor):
         """Called by the other end."""
         here = machine()
         self._last = max(self._last, here.now + self._latency())
-        here.at(self._last, lambda: self._arrive(data))
+        self._under_way.append(data)
+        here.at(self._last, self._arrive)
 
-    def _arrive(self, data: bytes) -> None:
+    @property
+    def unsent(self) -> int:
+        """Bytes that the other end hasn't got yet."""
+        return sum(map(len, self.peer._under_way))
+
+    def _arrive(self) -> None:
         here = machine()
         cut = max((one.owner.cut_off_until for one in (self, self.peer) if one.owner is not None), default=0.0)
         if cut > here.now:
             self._last = max(self._last, cut)
-            here.at(cut, lambda: self._arrive(data))
+            here.at(cut, self._arrive)
             return
+        data = self._under_way.popleft()  # whichever is due: they come in their order
         if data == _EOF:
             self._over = True
         else:
@@ -201,6 +221,19 @@ def select_of_machine() -> types.ModuleType:
     shim = types.ModuleType("select")
     shim.__dict__.update(vars(select))
     shim.__dict__.update(poll=Poll, epoll=EPoll)
+    return shim
+
+
+def fcntl_of_machine() -> types.ModuleType:
+    """`fcntl`, as far as it is asked how much of what was sent is still under way."""
+    shim = types.ModuleType("fcntl")
+
+    def ioctl(number: int, request: int, _room: bytes) -> bytes:
+        stream = Descriptor.known[number]
+        assert request == termios.TIOCOUTQ and isinstance(stream, Stream)
+        return struct.pack("i", stream.unsent)
+
+    shim.__dict__["ioctl"] = ioctl
     return shim
 
 

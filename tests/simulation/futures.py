@@ -13,7 +13,6 @@ from fdb_datamodel import ClusterSpace
 from fdb_schema import DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.errors import FutureFailedError, WorkerLostError
-from futures_worker.worker.service import WorkerConfig
 from idempotent_txn import run
 from simulation import workers
 from simulation.machine import Process
@@ -21,8 +20,6 @@ from simulation.tasks import Meant, failing, value_of
 from simulation.world import CLUSTER, World
 
 _LOOK_SECONDS: Final = 5.0
-_TTL: Final = 3.0
-_SESSION_TTL: Final = 20.0
 _GONE: Final = (dm.FutureDeletedError, dm.UnknownFutureError)
 _PATIENT: Final = {"max_retries": 10**6, "max_worker_losses": 10**6}
 
@@ -50,15 +47,9 @@ class Futures:
         chance = world.chance
         self.world = world
         self.space = ClusterSpace(CLUSTER)
-        workers.begin(world, chance.choice((0.0, 0.0, 0.02)))
+        workers.start(world)
         self.left = chance.randint(30, 120)
         self.busy: set[int] = set()
-        for _ in range(chance.randint(1, 3)):
-            config = WorkerConfig(
-                cluster=CLUSTER, slots=chance.randint(1, 3), ttl=_TTL, session_ttl=_SESSION_TTL, collect_after=5.0,
-                tombstones=10.0, object_store=1 << 20, total=dm.Requirements(cpu=2.0, ram=2 << 30),
-            )  # fmt: skip
-            world.process("worker", workers.worker_main(config))
         for _ in range(chance.randint(1, 2)):
             world.process("client", self.ask)
         world.machine.spawn(None, self._look)
@@ -96,7 +87,7 @@ class Futures:
 
     def _was_silent(self, process: Process) -> None:
         """A client that gives no sign of life for its ttl is taken for dead, and what it held is collected; no other is."""
-        assert process.silent > _SESSION_TTL / 2, "deleted in the hands of its client"
+        assert process.silent > workers.SESSION_TTL / 2, "deleted in the hands of its client"
 
     def _submit(self, client: Client, known: list[Asked]) -> Asked:
         chance = self.world.chance

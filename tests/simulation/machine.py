@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import types
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
 
@@ -25,11 +26,16 @@ START: Final = 1_000.0
 _MOMENT: Final = 20e-6
 """Seconds, at most, until what was woken goes on."""
 _FIRST_PID: Final = 10_000
+_FIRST_FORKED: Final = 1_000_000
 _LEAST: Final = 1e-6
 """Seconds that any wait takes: whoever waits for a moment that is less away than his clock can tell has to see it pass."""
 _ENGINE: Final = "fdb_embedded."
 _WAITS: Final = frozenset({"wait", "wait_until", "wait_for"})
 """The engine's functions in which nothing of it is held."""
+
+
+OWN: Final[list[tuple[types.ModuleType, str, Callable[[], Any]]]] = []
+"""Globals of modules that each process has for itself: the module, a name, what makes the value with which a process begins."""
 
 
 class SimulationError(Exception):
@@ -62,6 +68,9 @@ class Process:
     """Seconds in all for which it was stopped or cut off."""
     at_death: list[Callable[[], object]] = field(default_factory=list)
 
+    own: list[Any] | None = None
+    """Its values of the globals that are each process's own."""
+
     @property
     def pid(self) -> int:
         return _FIRST_PID + self.number
@@ -85,6 +94,30 @@ class Process:
         self.asleep_until = min(self.asleep_until, max(now, self.asleep_from))
 
 
+class Forked:
+    """A child of a process: it dies by itself, or with that. All else they share, clocks and troubles too."""
+
+    def __init__(self, parent: Process, number: int) -> None:
+        self.parent = parent
+        self.number = _FIRST_FORKED + parent.number * _FIRST_FORKED + number
+        self.pid = _FIRST_PID + self.number
+        self.name = f"{parent.name}'s child {number}"
+        self.dead = False
+        self.at_death: list[Callable[[], object]] = []
+        self.own: list[Any] | None = None
+        parent.at_death.append(self.die)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.parent, name)
+
+    def die(self) -> None:
+        """At any moment, as by SIGKILL, or at its end."""
+        self.dead = True
+        for call in self.at_death:
+            call()
+        self.at_death.clear()
+
+
 class Strand(greenlet):
     """One thread of a process, or of nobody: the engine's and the network's."""
 
@@ -97,8 +130,6 @@ class Strand(greenlet):
         self.woken = False
         self.travels = False
         """Whether it waits for the network, where nothing is held."""
-        self.gone = False
-        """Whether it belongs to a child process that is dead, where its process isn't."""
         self.at_end: list[Callable[[], object]] = []
 
 
@@ -111,6 +142,8 @@ class Machine:
         self.now = START
         self.hub = getcurrent()
         self.processes: list[Process] = []
+        self.forked: dict[int, Forked] = {}
+        """By pid."""
         self.failures: list[str] = []
         """What may not happen: exceptions that nobody caught."""
         self.preempts = 0.0
@@ -120,13 +153,15 @@ class Machine:
         self._queue: list[tuple[float, float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._numbers = itertools.count(2)
+        self._inside: Process | None = None
+        """Whose values the globals are that each process has for itself."""
         self._strands: set[Strand] = set()
         """All that haven't ended: those of the dead may not be collected, which would run their `finally`."""
 
-    def process_of(self, pid: int) -> Process | None:
+    def process_of(self, pid: int) -> Process | Forked | None:
         """The living process of a pid."""
         number = pid - _FIRST_PID
-        process = self.processes[number] if 0 <= number < len(self.processes) else None
+        process = self.processes[number] if 0 <= number < len(self.processes) else self.forked.get(pid)
         return None if process is None or process.dead else process
 
     # --- what strands do
@@ -225,7 +260,7 @@ class Machine:
         turn = strand.turn
 
         def resume() -> None:
-            if strand.turn != turn or strand.dead or (strand.gone and _may_stop(strand)):
+            if strand.turn != turn or strand.dead:
                 return
             process = strand.process
             if process is not None and (process.dead or process.stopped_until > self.now) and _may_stop(strand):
@@ -236,9 +271,20 @@ class Machine:
             strand.woken = woken
             self.switches += 1
             self.note(b"%d %d" % (strand.number, round(self.now * 1e6)))
+            if process is not None and process is not self._inside:
+                self._enter(process)
             strand.switch()
 
         self.at(when, resume)
+
+    def _enter(self, process: Process) -> None:
+        """From now on the globals that each process has for itself are this one's."""
+        if self._inside is not None:
+            self._inside.own = [vars(module)[name] for module, name, _ in OWN]
+        self._inside = process
+        values = [make() for _, _, make in OWN] if process.own is None else process.own
+        for (module, name, _), value in zip(OWN, values, strict=True):
+            setattr(module, name, value)
 
     def note(self, what: bytes) -> None:
         """Into the trace, by which two runs of one seed are compared."""
@@ -274,7 +320,7 @@ def waiting(machine: Machine) -> list[str]:
     """Where each strand of a living process waits, for people to look at."""
     found = []
     for strand in sorted(machine._strands, key=lambda one: one.number):
-        if strand.process is not None and not strand.process.dead and not strand.gone:
+        if strand.process is not None and not strand.process.dead:
             frames = []
             frame: FrameType | None = strand.gr_frame
             while frame is not None:

@@ -7,13 +7,19 @@ from typing import Any, Final
 
 from lease_locks import Duties, LeaseManager
 from mainspring_janitor import cleaning
+from simulation.actors import Actors
 from simulation.futures import Futures
 from simulation.heaps import Heaps
 from simulation.leases import Leases
 from simulation.machine import Process
 from simulation.world import CLUSTER, World
 
-SCENES: Final[dict[str, Callable[[World], Any]]] = {"leases": Leases, "heaps": Heaps, "futures": Futures}
+SCENES: Final[dict[str, Callable[[World], Any]]] = {
+    "leases": Leases,
+    "heaps": Heaps,
+    "futures": Futures,
+    "actors": Actors,
+}
 _EVERY: Final = 5.0
 """Seconds between two rounds of a janitor's duties."""
 

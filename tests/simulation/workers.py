@@ -1,257 +1,41 @@
 """Workers under the simulation: the real service, whose child processes are strands and whose sockets are the machine's.
 
-What is replaced is what `install` names: the children, the server of objects and those who ask it, and looks at the real machine.
+What is replaced is what `install` names: the children, the server of objects and those who ask it, how an actor is reached, and looks
+at the real machine.
 """
 
 from __future__ import annotations
 
-import random
-from collections import deque
+import threading
+import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
-from greenlet import getcurrent
-
+import fdb_datamodel as dm
 import futures_worker.client.session.reading as reading
-from fdb_schema.serving import tracing
-from fdb_schema.serving.private_files import read_own
-from futures_worker import liveness, payload
+from fdb_datamodel.rows import ids
+from futures_worker.client import context
+from futures_worker.client.basis import processes
+from futures_worker.client.session import actor_link
 from futures_worker.errors import ObjectLostError, WireError
-from futures_worker.failure import may_retry
-from futures_worker.objects.object_files import write_file
-from futures_worker.objects.object_names import result_name
 from futures_worker.objects.store_client import ObjectAbsentError
-from futures_worker.worker import messages, service
-from futures_worker.worker.child.kept import kept
-from futures_worker.worker.child.task_logging import show_logs
-from futures_worker.worker.deciding.instructions import (
-    ChildEnded,
-    ChildSaid,
-    ChildStarted,
-    Event,
-    InterruptTask,
-    KillChild,
-    RetireChild,
-    SendTasks,
-    SpawnChild,
-    TakeBack,
-    TasksReturned,
-)
-from futures_worker.worker.running import child_pool, eager, shell, usage
-from futures_worker.worker.running.children import describe_status
-from futures_worker.worker.soft_timeout import split_soft_timeout
-from simulation.descriptors import Counter, Stream, connection
-from simulation.machine import Process, Strand, current_process
+from futures_worker.ports import hanging_up
+from futures_worker.ports.handshake import NoPlaceError
+from futures_worker.worker import actor_host, service
+from futures_worker.worker.child import task_context
+from futures_worker.worker.running import eager, shell, usage
+from simulation import machine as machines
+from simulation.children import Children
+from simulation.descriptors import Stream, connection, fcntl_of_machine
+from simulation.machine import Process, current_process
+from simulation.sites import URL, Site, begin, database
 from simulation.stand_ins import machine
-from simulation.world import World
+from simulation.world import CLUSTER, World
 
 CONNECT_SECONDS: Final = 2.0
-
-
-class Site:
-    """What of the world the stand-ins of this module know: set for each run."""
-
-    world: World
-    crashes: float = 0.0
-    """How probably a child dies in the midst of a task."""
-    servers: dict[tuple[str, int], ObjectServer]
-    chance: random.Random
-    databases: dict[int, Any]
-    children: dict[Strand, Child]
-
-
-def begin(world: World, crashes: float) -> None:
-    """A new run."""
-    Site.world, Site.crashes = world, crashes
-    liveness.HEAD = world.chance.choice((1, 16))  # few workers are many then
-    Site.servers, Site.databases, Site.children = {}, {}, {}
-    Site.chance = random.Random(f"{world.seed} site")
-
-
-# --- children -----------------------------------------------------------------------------------------------------------
-
-
-class Child:
-    """A child process: packets of tasks, a strand that runs them."""
-
-    def __init__(self, pool: Children, number: int) -> None:
-        self.pool = pool
-        self.number = number
-        self.packets: deque[list[Any]] = deque()
-        self.wanted = True
-        self.dead = False
-        self.seq = -1
-        self.interrupts: dict[int, BaseException] = {}
-        self.kept: dict[int, bytes] = {}
-        self.strand: Strand = machine().spawn(pool.process, self.run)
-        Site.children[self.strand] = self
-
-    def run(self) -> None:
-        here = machine()
-        here.block(Site.chance.choice((0.01, 0.05, 0.5)))
-        self.pool.tell(ChildStarted(self.number))
-        while self.wanted or self.packets:
-            if not self.packets:
-                here.block(None)
-                continue
-            since, *tasks = self.packets.popleft()
-            while tasks:
-                self.run_task(tasks.pop(0))
-                if here.monotonic() - since > messages.PACKET_SECONDS:
-                    for task in tasks:
-                        self.say([messages.SKIPPED, task[0]])
-                    tasks = []
-                since = here.monotonic()
-        self.pool.end(self, describe_status(0))
-
-    def run_task(self, task: list[Any]) -> None:
-        seq, digest, args, dependencies, future_id, epoch, attempt, options = task[:8]
-        _, options = split_soft_timeout(options)
-        _, options = tracing.split_trace(show_logs(options))
-        self.seq = seq
-        if Site.chance.random() < Site.crashes and not Site.world.calm:
-            machine().block(Site.chance.choice((0.0, 0.05)))
-            self.pool.end(self, describe_status(-11))
-            self.strand.gone = True
-            machine().block(None)
-        try:
-            function, positional, keywords = self.load(digest, args, dependencies)
-            value = function(*positional, **keywords)
-        except Exception as error:
-            kind = messages.FAIL_RAISED if may_retry(options, error) else messages.FAIL_PERMANENT
-            self.say([messages.FAILED, seq, 1, kind, payload.dump_exception(error).to_bytes()])
-            return
-        finally:
-            self.seq = -1
-        data = payload.dump_result(value).to_bytes()
-        if len(data) <= payload.INLINE_RESULT_BYTES:
-            self.kept[seq] = data
-            self.say([messages.RESULT, seq, 1, data])
-        else:
-            name = result_name(future_id, epoch, attempt)
-            write_file(self.pool.store.directory.objects / name, [data])
-            self.say([messages.STORED, seq, 1, len(data), name])
-
-    def load(self, digest: bytes, args: Any, dependencies: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        folder = self.pool.store.directory.path
-        try:
-            code = read_own(Path(folder, "code", digest.hex()))
-        except FileNotFoundError:
-            code = kept(Path(folder, "spill", messages.code_on_disk(digest)))
-        if isinstance(dependencies, str):
-            dependencies = msgpack.unpackb(kept(Path(dependencies)))
-        values = []
-        for one in dependencies or ():
-            data = self.kept[one] if isinstance(one, int) else kept(Path(one)) if isinstance(one, str) else one
-            values.append(payload.load_own(data))
-        data = kept(Path(args)) if isinstance(args, str) else args
-        positional, keywords = payload.load_args(data, values, name="task") if data else ((), {})
-        return payload.load_code(code), positional, keywords
-
-    def say(self, message: list[Any]) -> None:
-        self.pool.tell(ChildSaid(self.number, [message]))
-
-
-class Children:
-    """`ChildPool`, whose children are strands."""
-
-    def __init__(self, epoll: Any, store: Any, *_: Any) -> None:
-        process = current_process()
-        assert process is not None
-        self.process, self.store = process, store
-        self.children: dict[int, Child] = {}
-        self.bell = Counter()
-        self.told: deque[Event] = deque()
-        epoll.register(self.bell.number)
-
-    def tell(self, event: Event) -> None:
-        self.told.append(event)
-        self.bell.add(1)
-
-    def end(self, child: Child, why: str) -> None:
-        """It is dead; the worker learns it later, and what it sends meanwhile is unread."""
-        if child.number in self.children and not child.dead:
-            child.dead = True
-            self.tell(ChildEnded(child.number, why))
-
-    def buried(self, event: ChildEnded) -> ChildEnded:
-        child = self.children.pop(event.child)
-        return replace(event, unread=tuple(task[0] for _, *tasks in child.packets for task in tasks))
-
-    def carry_out(self, instruction: Any) -> list[Event]:
-        number = instruction.child
-        if isinstance(instruction, SpawnChild):
-            self.children[number] = Child(self, number)
-            return []
-        child = self.children.get(number)
-        if isinstance(instruction, SendTasks):
-            return self.send(child, instruction)
-        if child is None:
-            return []
-        if isinstance(instruction, KillChild):
-            child.strand.gone = True
-            self.end(child, describe_status(-9))
-        elif isinstance(instruction, InterruptTask):
-            child.interrupts[instruction.seq] = CancelledError()
-            machine().wake(child.strand)
-        elif isinstance(instruction, RetireChild):
-            child.wanted = False
-            machine().wake(child.strand)
-        elif isinstance(instruction, TakeBack):
-            seqs = tuple(task[0] for _, *tasks in child.packets for task in tasks)
-            child.packets.clear()
-            return [TasksReturned(number, seqs)] if seqs else []
-        return []
-
-    def send(self, child: Child | None, instruction: SendTasks) -> list[Event]:
-        tasks = instruction.tasks
-        if child is None:
-            return [TasksReturned(instruction.child, tuple(task.seq for task in tasks))]
-        for at in range(0, len(tasks), instruction.per_packet):
-            packed = [msgpack.unpackb(child_pool._pack_task(task)) for task in tasks[at : at + instruction.per_packet]]
-            child.packets.append([instruction.at, *packed])
-        machine().wake(child.strand)
-        return []
-
-    def listen(self, descriptor: int, events: list[Event]) -> None:
-        self.bell.take()
-        while self.told:
-            event = self.told.popleft()
-            if isinstance(event, ChildSaid) and event.messages[0][0] == messages.STORED:
-                try:
-                    self.store.adopt(event.messages[0][4], event.messages[0][3])
-                except (ObjectLostError, OSError):  # as the real one: nothing more is heard of that child
-                    child = self.children.get(event.child)
-                    if child is not None:
-                        child.strand.gone = True
-                        self.end(child, describe_status(-9))
-                    continue
-            events.append(self.buried(event) if isinstance(event, ChildEnded) else event)
-
-    def look(self, events: list[Event]) -> None:
-        pass
-
-    def process_of(self, number: int) -> int | None:
-        return self.process.pid if number in self.children else None
-
-    def close(self) -> None:
-        for child in self.children.values():
-            child.strand.gone = True
-        self.children.clear()
-
-
-def rest(seconds: float) -> None:
-    """What a task does for a while; it is interrupted where it was cancelled."""
-    here, child = machine(), Site.children[getcurrent()]
-    until = here.now + seconds
-    while here.now < until:
-        here.block(until - here.now)
-        if child.seq in child.interrupts:
-            raise child.interrupts.pop(child.seq)
+TTL: Final = 3.0
+SESSION_TTL: Final = 20.0
 
 
 # --- objects ------------------------------------------------------------------------------------------------------------
@@ -292,6 +76,28 @@ class ObjectServer:
         self.open = False
 
 
+class Door:
+    """`Acceptor` of an actor: who dials it, and finds a place, is let in."""
+
+    def __init__(
+        self, sock: Socket, _secrets: Any, admit: Any, *, identity: Any, has_place: Callable[[], bool], **_: Any
+    ) -> None:
+        self.process = current_process()
+        self.address, self.admit, self.identity, self.has_place = sock.getsockname(), admit, identity, has_place
+        self.open = False
+
+    start, close = ObjectServer.start, ObjectServer.close
+
+
+class Dialling:
+    """`wire`, of which a client that calls an actor asks for a connection."""
+
+    @staticmethod
+    def connect(address: tuple[str, int], _secrets: Any, *, incarnation: bytes, **_: Any) -> LineConnection:
+        connection: LineConnection = Fetcher().open_line((*address, incarnation))
+        return connection
+
+
 class Sealing:
     """`Records`, without seals."""
 
@@ -301,9 +107,15 @@ class Sealing:
     def feed(self, data: bytes) -> list[bytes]:
         return [data]
 
+    def state(self) -> None:
+        """What was fed is never in the midst of something."""
+
+    def go_back(self, state: None) -> None:
+        """To what `state` was."""
+
 
 class LineConnection:
-    """What `open_line` gives, and what a worker admits."""
+    """What `open_line` gives, and what a worker admits, or an actor."""
 
     def __init__(self, sock: Stream) -> None:
         self.sock = sock
@@ -352,6 +164,8 @@ class Fetcher:
             server = self._server(address, "a line")
         except ObjectLostError as error:
             raise WireError(str(error)) from None
+        if not getattr(server, "has_place", lambda: True)():
+            raise NoPlaceError("all places are taken")
         mine, theirs = connection(self.process, server.process, lambda: Site.chance.uniform(0.00005, 0.002))
         server.admit(LineConnection(theirs))
         return LineConnection(mine)
@@ -389,24 +203,58 @@ class Fetcher:
 
 
 def install() -> None:
-    """Put the stand-ins of this module where the service and clients look for the real ones."""
+    """Put the stand-ins of this module where the service, clients and actors look for the real ones."""
     service.__dict__.update(
-        open_database=lambda _url: Site.databases[_pid()],
-        url_of=lambda _db: "memory:simulated",
+        open_database=lambda _url: database(),
+        url_of=lambda _db: URL,
         listen=lambda address, _port: Socket(address),
         ObjectFetcher=Fetcher,
         StoreServer=ObjectServer,
     )
+    context.__dict__["open_database"] = lambda _url, **_: database()
     shell.__dict__["ChildPool"] = Children
     reading.__dict__["ObjectFetcher"] = Fetcher
     usage.Usage.read = lambda self: None  # type: ignore[method-assign]
     eager.__dict__["_PRESSURE"] = "/nowhere"
+    actor_host.__dict__.update(listen=lambda address, _port: Socket(address), Acceptor=Door)
+    actor_link.__dict__["wire"] = Dialling
+    hanging_up.__dict__["fcntl"] = fcntl_of_machine()
+    machines.OWN.extend(_own())
 
 
-def _pid() -> int:
-    process = current_process()
-    assert process is not None
-    return process.number
+def _own() -> list[tuple[Any, str, Callable[[], Any]]]:
+    """What modules keep of the process in which they are."""
+    return [
+        (task_context, "_current", lambda: None),
+        (task_context, "_report", lambda: None),
+        (task_context, "_own_cluster", lambda: None),
+        (task_context, "_lock", threading.RLock),
+        (context, "_own", dict),
+        (context, "_found", dict),
+        (context, "_homes", dict),
+        (context, "_lock", threading.RLock),
+        (processes, "_open", weakref.WeakSet),
+        (processes, "_with_actors", set),
+        (processes, "_lock", threading.Lock),
+        (ids, "_last_ms", int),
+        (ids, "_sequence", int),
+        (ids, "_lock", threading.Lock),
+    ]
+
+
+def start(world: World) -> None:
+    """A few workers, where no other scene has them yet."""
+    if not begin(world):
+        return
+    chance = world.chance
+    Site.slots = 0
+    for _ in range(chance.randint(1, 3)):
+        config = service.WorkerConfig(
+            cluster=CLUSTER, slots=chance.randint(1, 3), ttl=TTL, session_ttl=SESSION_TTL, collect_after=5.0,
+            tombstones=10.0, object_store=1 << 20, total=dm.Requirements(cpu=2.0, ram=2 << 30),
+        )  # fmt: skip
+        Site.slots += config.slots
+        world.process("worker", worker_main(config))
 
 
 def worker_main(config: service.WorkerConfig) -> Callable[[Process, Any], None]:
@@ -414,7 +262,6 @@ def worker_main(config: service.WorkerConfig) -> Callable[[Process, Any], None]:
 
     def main(process: Process, db: Any) -> None:
         Site.databases[process.number] = db
-        made = service.WorkerService(config)
-        made.run(ready=lambda _: None)
+        service.WorkerService(config).run(ready=lambda _: None)
 
     return main

@@ -102,13 +102,13 @@ class World:
             process.offset = chance.uniform(0, 1e6)
             process.wall_offset = chance.choice((0.0, chance.uniform(-100, 100), chance.uniform(-1e6, 1e6)))
         self.machine.processes.append(process)
-        faults = Faults(seed=chance.randrange(1 << 30), **self.plan.faults)
+        database = self.database(process)
         if restarts:
             self._restart[number] = lambda: self.process(name, main)
 
         def run() -> None:
             try:
-                main(process, connect(process, self.name, faults, f"{self.seed}"))
+                main(process, database)
             except (
                 TransactionTimedOut,
                 DatabaseUnreachableError,
@@ -119,6 +119,11 @@ class World:
 
         self.machine.spawn(process, run)
         return process
+
+    def database(self, process: Any) -> Any:
+        """A handle of the cluster's database, as that process reaches it."""
+        faults = Faults(seed=self.chance.randrange(1 << 30), **self.plan.faults)
+        return connect(process, self.name, faults, f"{self.seed}")
 
     def kill(self, process: Process) -> None:
         """It ends, at any moment, as by SIGKILL; whoever restarts it does so a moment later."""

@@ -1,0 +1,58 @@
+"""What of the world the stand-ins for workers and their children know."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from futures_worker import liveness
+from simulation.machine import current_process
+from simulation.world import World
+
+URL: Final = "memory:simulated"
+"""By which workers and their children open the database."""
+
+
+class Site:
+    """Set for each run."""
+
+    world: World | None = None
+    chance: random.Random
+    crashes: float = 0.0
+    """How probably a child dies in the midst of a task, or of a call."""
+    slots = 0
+    """Of all workers."""
+    servers: dict[tuple[str, int], Any]
+    """What listens where."""
+    databases: dict[int, Any]
+    """By the number of a process."""
+
+
+def begin(world: World) -> bool:
+    """Whether this is a new run, and no other scene's."""
+    if Site.world is world:
+        return False
+    liveness.HEAD = world.chance.choice((1, 16))  # few workers are many then
+    Site.world, Site.servers, Site.databases = world, {}, {}
+    Site.chance = random.Random(f"{world.seed} site")
+    Site.crashes = Site.chance.choice((0.0, 0.0, 0.02))
+    return True
+
+
+def database() -> Any:
+    """The database as the process that asks reaches it."""
+    process = current_process()
+    assert process is not None and Site.world is not None
+    if process.number not in Site.databases:
+        Site.databases[process.number] = Site.world.database(process)
+    return Site.databases[process.number]
+
+
+def crash() -> None:
+    """Perhaps the child process whose strand this is dies now."""
+    assert Site.world is not None
+    if Site.chance.random() < Site.crashes and not Site.world.calm:
+        process: Any = current_process()
+        Site.world.machine.block(Site.chance.choice((0.0, 0.05)))
+        process.child.end(-11)
+        Site.world.machine.block(None)
