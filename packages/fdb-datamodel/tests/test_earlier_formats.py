@@ -12,9 +12,11 @@ from datamodel_lab.lab import Lab
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, FutureState, Requirements, WorkerFencedError
 from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.space import layout_of
 from fdb_datamodel.rows.table import FORMAT
-from fdb_schema import NewerFormatError, check_format, fdb_error_code, unpack
+from fdb_schema import NewerFormatError, check_format, fdb_error_code, set_many, unpack
+from idempotent_txn import run
 
 STORED = Path(__file__).parent / "datamodel_lab" / "format1.json"
 ROOM = Capacity(Requirements(8, "8GiB", 1, named={"db": 4, "x": 4}))
@@ -123,6 +125,83 @@ def test_workers_that_beat_keep_nobody_from_opening_it(earlier: Earlier) -> None
     beat.commit().wait()
     opener.commit().wait()
     assert earlier.lab(dm.list_workers) == []
+
+
+class CallsCounted:
+    """A transaction that counts the reads that are awaited one after another, each a round trip to a cluster."""
+
+    def __init__(self, tr: Any) -> None:
+        self.tr = tr
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tr, name)
+
+    def get_many(self, keys: Any, snapshot: bool = False) -> Any:
+        self.calls += 1
+        return self.tr.get_many(keys, snapshot)
+
+    def read_range(self, *given: Any) -> Any:
+        self.calls += 1
+        return self.tr.read_range(*given)
+
+    def set_many(self, items: Any) -> None:
+        self.tr.set_many(items)
+
+    def add_read_conflict_keys(self, keys: Any) -> None:
+        self.tr.add_read_conflict_keys(keys)
+
+
+def opened_in_calls(earlier: Earlier) -> int:
+    tr = CallsCounted(earlier.lab.db.create_transaction())
+    dm.open_cluster(tr, earlier.lab.space)  # type: ignore[arg-type]
+    tr.tr.commit().wait()
+    assert earlier.lab(check_format, "futures", 99) == FORMAT
+    return tr.calls
+
+
+def test_thousands_of_workers_and_lanes_of_it_are_a_few_reads(earlier: Earlier) -> None:
+    """A transaction on a cluster has five seconds for all of them together."""
+    keys, many = layout_of(earlier.lab.space), 1000
+    base = len(earlier.lab(dm.list_workers))
+    workers = [dm.WorkerId("10.0.0.1", port, port.to_bytes(16, "big")) for port in range(1, many + 1)]
+    rows = []
+    for at in workers:
+        rows.append((keys.incarnation(at.ip, at.port), codec.pack_worker_info(at.incarnation, dm.WorkerInfo())))
+        rows.append((keys.heartbeat(at.ip, at.port), codec.pack_heartbeat(dm.Heartbeat())))
+    needless = [
+        base
+        + keys.lane(((f"host-{number}", 1000),))[len(keys.cpu) :]
+        + b"\x14\x15\x01\x14\x14"
+        + encode_id(OLD_WORKER.incarnation)
+        for base in (keys.ram, keys.gpu)
+        for number in range(many)
+    ]
+    run(earlier.lab.db, set_many, [*rows, *((key, b"") for key in needless)])
+    assert len(earlier.lab(dm.list_workers)) == many + base
+    assert opened_in_calls(earlier) < many / 10
+    assert earlier.lab(dm.list_workers) == []
+    assert not set(needless).intersection(earlier.lab.packed())
+    dead = {row[1:] for row in earlier.lab.rows() if row[0] == "dead_workers"}
+    assert dead.issuperset((at.ip, at.port, at.incarnation) for at in workers)
+
+
+def test_what_a_worker_of_it_claims_is_stepped_over(earlier: Earlier) -> None:
+    """However many rows come before those of the next address; and keys of nobody's between them."""
+    keys, lab = layout_of(earlier.lab.space), earlier.lab
+    workers = [dm.WorkerId("10.0.0.1", port, port.to_bytes(16, "big")) for port in range(1, 6)]
+    rows = [(keys.workers + b"\x02junk\x00" + bytes([number]), b"") for number in range(100)]
+    for at in workers:
+        rows.append((keys.incarnation(at.ip, at.port), codec.pack_worker_info(at.incarnation, dm.WorkerInfo())))
+        claims = keys.claim_rows(at.ip, at.port)
+        rows += [
+            (claims + encode_id(number.to_bytes(16, "big")), codec.pack_claim_row(at, bytes(10)))
+            for number in range(1000)
+        ]
+    run(lab.db, set_many, rows)
+    assert [status.id for status in lab(dm.list_workers, count=False)] == [*workers, OLD_WORKER]
+    assert opened_in_calls(earlier) < 20
+    assert lab(dm.list_workers) == []
 
 
 def test_its_futures_run_to_their_end(earlier: Earlier) -> None:

@@ -89,8 +89,8 @@ def quarantine_future(
 
 def _forget_holders(ch: Changes, f: FutureRows) -> None:
     """Who holds it can't be read: no worker's row lists it any more, so that no result of it counts, and whose did is told."""
-    for ip, port in addresses(ch):
-        for held in held_claims(ch, ip, port, snapshot=True, readable=True):
+    for at in addresses(ch):
+        for held in held_claims(ch, at.ip, at.port, snapshot=True, readable=True):
             if held.id == f.id:
                 unlist(ch, held)
                 ch.send(held.incarnation, f.id, "cancel", None, f.epoch)

@@ -17,12 +17,22 @@ from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id, is_id, split_id, stamp_token, token_stamp
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.records import WorkerId
-from fdb_datamodel.rows.space import span
+from fdb_datamodel.rows.space import HEARTBEAT, INCARNATION, span
 from fdb_schema import RecordError, read_range
 
 LISTED_TOGETHER: Final = 64
 """The most of one row, which is written anew whenever some of them end."""
 _PAGE: Final = 256
+_ADDRESS_PAGE: Final = 64
+
+
+class Address(NamedTuple):
+    """Where a worker is, or was: the rows of the one that is registered there, if any is."""
+
+    ip: str
+    port: int
+    incarnation: bytes | None = None
+    heartbeat: bytes | None = None
 
 
 class Held(NamedTuple):
@@ -35,27 +45,48 @@ class Held(NamedTuple):
     together: bool
 
 
-def addresses(ch: Changes) -> Iterator[tuple[str, int]]:
-    """Every address that has rows of workers, by snapshot: seeks from one to the next, so that rows of claims aren't read."""
+def addresses(ch: Changes) -> Iterator[Address]:
+    """Every address that has rows of workers, with its two rows of the worker that is registered there; by snapshot.
+
+    A page of rows at a time, and where one ends amid an address' claims the next begins behind them: a cluster has thousands of workers, or
+    few that claim thousands of futures each.
+    """
     keys, tr = ch.keys, ch.tr
     begin, end = span(keys.workers)
+    here: Address | None = None
+    prefix, claims = end, end
     while True:
-        rows = read_range(tr, begin, end, limit=1, snapshot=True)
-        if not rows:
-            return
-        try:
-            ip, port = keys.space["workers"].unpack(rows[0][0])[:2]
-            if type(ip) is not str or type(port) is not int:
-                raise TypeError(f"{ip!r}:{port!r} is no worker's address")
-        except (ValueError, IndexError, TypeError, struct.error):  # no worker wrote it
-            begin = rows[0][0] + b"\x00"
-            continue
-        prefix = keys.workers + keys.worker(ip, port)
-        if not rows[0][0].startswith(prefix):  # a number that takes more bytes than it needs
-            begin = rows[0][0] + b"\x00"
-            continue
-        yield ip, port
-        begin = prefix + b"\xff"
+        rows = read_range(tr, begin, end, limit=_ADDRESS_PAGE, snapshot=True)
+        for key, value in rows:
+            if not key.startswith(prefix):
+                found = _address_of(ch, key)
+                if found is None:  # no worker wrote it
+                    continue
+                if here is not None:
+                    yield here
+                here = Address(*found)
+                prefix, claims = keys.workers + keys.worker(*found), keys.claim_rows(*found)
+            if here is not None and key == prefix + HEARTBEAT:
+                here = here._replace(heartbeat=value)
+            elif here is not None and key == prefix + INCARNATION:
+                here = here._replace(incarnation=value)
+        if len(rows) < _ADDRESS_PAGE:
+            break
+        last = rows[-1][0]
+        begin = claims + b"\xff" if last.startswith(claims) else last + b"\x00"
+    if here is not None:
+        yield here
+
+
+def _address_of(ch: Changes, key: bytes) -> tuple[str, int] | None:
+    try:
+        ip, port = ch.keys.space["workers"].unpack(key)[:2]
+    except (ValueError, IndexError, struct.error):
+        return None
+    if type(ip) is not str or type(port) is not int:
+        return None
+    # A number may take more bytes than it needs.
+    return (ip, port) if key.startswith(ch.keys.workers + ch.keys.worker(ip, port)) else None
 
 
 def held_claims(

@@ -24,6 +24,7 @@ from fdb_datamodel.transitions.assign import is_unclaimed, relocate
 from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, pack, prefix_end, read_range
 
 _COUNTED = 1000
+_LANES_PAGE = 64
 _FIRST_BEAT = Heartbeat()
 _NOTHING = b"\x14"  # the number 0 in a key
 
@@ -47,41 +48,43 @@ def open_cluster(tr: Transaction, space: ClusterSpace) -> None:
         return
     tr.set(space.format.pack(("futures",)), pack(FORMAT))
     ch = Changes(tr, space)
-    _let_nobody_register(ch)
-    for worker, _, _ in _registered(tr, space):
-        _retire(ch, worker, drained=True)
+    _retire_all(ch)
     ch.flush()
-    _clear_needless_entries(tr, ch)
+    _clear_needless_entries(ch)
 
 
-def _let_nobody_register(ch: Changes) -> None:
-    """Conflict with a worker of an earlier release that registers meanwhile, though not with those that beat.
+def _retire_all(ch: Changes) -> None:
+    """Retire every worker, and conflict with one of an earlier release that registers meanwhile, though not with those that beat.
 
     It has read the format that the cluster had.
     """
     begin, end = span(ch.keys.workers)
-    for ip, port in addresses(ch):
-        prefix = ch.keys.workers + ch.keys.worker(ip, port)
+    for at in addresses(ch):
+        prefix = ch.keys.workers + ch.keys.worker(at.ip, at.port)
         ch.tr.add_read_conflict_range(begin, prefix)
-        ch.tr.add_read_conflict_key(ch.keys.incarnation(ip, port))
+        ch.tr.add_read_conflict_key(ch.keys.incarnation(at.ip, at.port))
         begin = prefix + b"\xff"
+        if at.incarnation is not None:
+            _retire(ch, _worker_from(at.ip, at.port, at.incarnation, None)[0], drained=True)
     ch.tr.add_read_conflict_range(begin, end)
 
 
-def _clear_needless_entries(tr: Transaction, ch: Changes) -> None:
+def _clear_needless_entries(ch: Changes) -> None:
     """Format 1 had every future of the pool in the indices of ram and gpu, those that need none too."""
     for base in (ch.keys.ram, ch.keys.gpu):
-        lanes, end = base + b"\x02", base + b"\x03"
-        prefixes = [base]
-        while rows := read_range(tr, lanes, end, limit=1):
-            key = rows[0][0]
-            try:
-                prefixes.append(key[: named_in(key, len(base))[1]])
-                lanes = prefixes[-1] + b"\xff"
-            except StrayKeyError:
-                lanes = key + b"\x00"
-        for prefix in prefixes:
-            tr.clear_range(prefix + _NOTHING, prefix_end(prefix + _NOTHING))
+        begin, end = base + b"\x02", base + b"\x03"
+        lanes = [base]
+        lane = end
+        while rows := read_range(ch.tr, begin, end, limit=_LANES_PAGE, snapshot=True):
+            for key, _ in rows:
+                if not key.startswith(lane):
+                    with contextlib.suppress(StrayKeyError):
+                        lane = key[: named_in(key, len(base))[1]]
+                        lanes.append(lane)
+            last = rows[-1][0]
+            begin = lane + b"\xff" if last.startswith(lane) else last + b"\x00"
+        for prefix in lanes:
+            ch.tr.clear_range(prefix + _NOTHING, prefix_end(prefix + _NOTHING))
 
 
 def new_incarnation() -> bytes:
@@ -319,9 +322,9 @@ def list_forgotten(tr: Transaction, space: ClusterSpace) -> int:
     """
     ch = Changes(tr, space)
     found = 0
-    for ip, port in addresses(ch):
-        row = ch.get_many([ch.keys.incarnation(ip, port)])[0]
-        found += _list_forgotten(ch, WorkerId(ip, port, codec.incarnation_of(row) or b""))
+    for at in addresses(ch):
+        row = ch.get_many([ch.keys.incarnation(at.ip, at.port)])[0]
+        found += _list_forgotten(ch, WorkerId(at.ip, at.port, codec.incarnation_of(row) or b""))
     if found:
         ch.ring_pool()  # somebody is to reap
     ch.flush()
@@ -347,12 +350,8 @@ def _registered(
     tr: Transaction, space: ClusterSpace, first: int = 0
 ) -> list[tuple[WorkerId, WorkerInfo, Heartbeat | None]]:
     """Every registered worker, or those of the `first` addresses that have rows of workers."""
-    ch = Changes(tr, space)
-    keys = ch.keys
-    where = list(islice(addresses(ch), first or None))
-    rows = ch.get_many([of(*address) for address in where for of in (keys.incarnation, keys.heartbeat)], snapshot=True)
-    found: list[tuple[WorkerId, WorkerInfo, Heartbeat | None]] = []
-    for (ip, port), row, beat in zip(where, rows[::2], rows[1::2], strict=True):
-        if row is not None:
-            found.append(_worker_from(ip, port, row, beat))
-    return found
+    return [
+        _worker_from(at.ip, at.port, at.incarnation, at.heartbeat)
+        for at in islice(addresses(Changes(tr, space)), first or None)
+        if at.incarnation is not None
+    ]
