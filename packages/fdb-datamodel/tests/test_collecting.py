@@ -416,6 +416,21 @@ def test_passes_are_paced_and_only_one_collector_makes_them(lab: Lab) -> None:
     assert [bool(collector.tick(5.0)) for collector in two[::-1]] == [True, False]
 
 
+def test_a_pass_that_stood_still_puts_off_the_next_by_what_it_worked(lab: Lab) -> None:
+    """Cut off from the database, or stopped: it was taken for work, and nothing was collected for twenty times as long."""
+    looks = iter([0.0, 0.0])
+    collector = dm.Collector(
+        lab.db, lab.space, grace=0.0, tombstones=0.0, interval=60.0, clock=lambda: next(looks, 600.0)
+    )
+    lab.clock(1)
+    collector.tick(1e6)
+    lab.clock(1 + 600)
+    (one,) = lab.submit(lab.spec())
+    lab(dm.delete_future, one)
+    lab.clock(1 + 600 + 101)
+    assert dm.Collector(lab.db, lab.space, grace=0.0, tombstones=0.0, clock=lambda: 0.0).tick(5.0).tombstones == 1
+
+
 @pytest.mark.parametrize("seed", seed_params(60))
 def test_seeded_histories_leave_only_what_somebody_holds(seed: int) -> None:
     """Random submits, ends, references and deaths: whatever is held survives, and in the end nothing is left."""

@@ -35,6 +35,9 @@ PASS_SECONDS = 60.0
 _LOOKS_PER_TTL = 6
 _PAUSE = 20
 """Seconds without a pass for each second that a pass took: a great backlog isn't read all the time."""
+_LONGEST = 5.0
+"""Seconds, at most, that a step of a pass works: what takes longer than a transaction lives has stood still, or waited for a
+database that gave no answer."""
 
 
 @dataclass(slots=True)
@@ -115,10 +118,10 @@ class Collector:
         for step in self._steps:
             found.add(step)
             if self._clock() - begun >= seconds:
-                self._busy += self._clock() - begun
+                self._busy += min(self._clock() - begun, _LONGEST)
                 return
         self._steps = None
-        self._busy += self._clock() - begun
+        self._busy += min(self._clock() - begun, _LONGEST)
         if self._busy * _PAUSE > self._interval:
             run_apart(self._db, self._space, steps.put_off_pass, self._space, self._busy * _PAUSE)
 

@@ -263,16 +263,16 @@ class Future(FutureHandle, Generic[T]):
         self, session: Session, deadline: float | None, timeout: float | None, *, reading: bool = False
     ) -> None:
         """Until the end. `reading`: also until it is seen (`streams`) that it yields items, since it may wait for readers."""
-        record = self._known_in(session)
         program = current_program()
-        if program is None or record.ended:
-            session.await_end(record, deadline, timeout, reading=reading)
+        if program is None or self._record.ended:
+            session.await_end(self._known_in(session), deadline, timeout, reading=reading)
             return
+        # Known to the session from when it is waited for: it keeps what it waits for, and the program may be told to end before.
         program.await_end(
-            record.id,
+            self._record.id,
             timeout,
-            lambda seconds: session.await_end(record, deadline_in(seconds), seconds, reading=reading),
-            lambda: f"{self!r} did not end within {timeout} s: {session.reason(record.id)}",
+            lambda seconds: session.await_end(self._known_in(session), deadline_in(seconds), seconds, reading=reading),
+            lambda: f"{self!r} did not end within {timeout} s: {session.reason(self._record.id)}",
         )
 
     def _items(self, timeout: float | None, end: float | None = None) -> ResultStream[Any]:
