@@ -27,6 +27,13 @@ def done(what: str) -> str:
     return what
 
 
+def told_before_a_wait() -> Any:
+    """Is told to end between what it asked for and the wait for that."""
+    made = current_client().put(7)
+    step(LOSE[0], name="tell")
+    return made.result()
+
+
 def ears() -> int:
     heard = 0
     while wait_for_event("told") != "all":

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 import compared
 import pytest
-from program_sim import PATIENT, Cluster
+from program_sim import PATIENT, URL, Cluster
 
 import fdb_datamodel as dm
 from fdb_datamodel import programs
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.space import NUM_ATTEMPTS, layout_of
 from futures_worker import MainspringError, step
+from futures_worker.client.context import worker_context
 from futures_worker.programs import asking, waits
+from futures_worker.worker.child import task_context
 from idempotent_txn import run
 
 
@@ -78,6 +81,19 @@ def test_one_whose_claim_is_lost_compensates_nothing(cluster: Cluster, monkeypat
     monkeypatch.setattr(cluster, "_run", losing)
     assert ran(cluster, compared.saga) == "shipped"
     assert compared.DONE == ["charged", "shipped"]
+
+
+def test_what_a_cancelled_program_was_about_to_wait_for_is_not_kept_by_its_process(cluster: Cluster) -> None:
+    program = cluster.client.submit(compared.told_before_a_wait, durable=True, **PATIENT)
+    compared.LOSE[:] = [lambda: cluster.transact(programs.cancel_program, program._record.id)]
+    cluster.run_to_the_end([program], [])
+    with pytest.raises(CancelledError):
+        program.result(timeout=10)
+    task_context.enter(task_context.TaskContext(bytes(16), URL, cluster.space.cluster))
+    try:
+        assert worker_context()().pending == {}
+    finally:
+        task_context.enter(None)
 
 
 def test_a_step_that_is_interrupted_behind_its_commit_is_recorded_as_it_was(
