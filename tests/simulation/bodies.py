@@ -59,7 +59,8 @@ def break_law(what: str) -> None:
 
 def effect(place: int, seconds: float, size: int = 0) -> tuple[int, bytes]:
     """A step: another value whenever it runs."""
-    from simulation.workers import rest
+    from simulation.children import rest
+    from simulation.sites import crash
 
     program, attempt = _attempt()
     runs = Seen.runs.setdefault((program, place), [])
@@ -69,7 +70,9 @@ def effect(place: int, seconds: float, size: int = 0) -> tuple[int, bytes]:
     if attempt in runs:
         break_law(f"step {place} runs twice in attempt {attempt}")
     runs.append(attempt)
+    crash()
     rest(seconds)
+    crash()
     return next(Seen.numbers), b"x" * size
 
 

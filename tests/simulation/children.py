@@ -1,30 +1,23 @@
-"""A worker's child processes under the simulation: strands that run its tasks, and the actors, whose code is the real one's.
+"""A worker's child processes under the simulation: strands in which the real loop runs its tasks.
 
-What of a child is replaced is the loop that reads packets of tasks; each child is a process of the machine, forked from its worker.
+What of a child is replaced is what it reads packets of tasks from, and what looks at the real process; each child is a process of
+the machine, forked from its worker.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from fdb_schema.serving import tracing
-from fdb_schema.serving.private_files import read_own
 from futures_worker import payload
-from futures_worker.errors import ObjectLostError
-from futures_worker.failure import may_retry
-from futures_worker.objects.object_files import write_file
-from futures_worker.objects.object_names import result_name
+from futures_worker.client.basis.processes import flush_all
+from futures_worker.errors import ObjectLostError, TaskCancelled
 from futures_worker.worker import messages
-from futures_worker.worker.child import task_context
-from futures_worker.worker.child.kept import kept
-from futures_worker.worker.child.task_logging import show_logs
+from futures_worker.worker.child import child_main
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
@@ -40,48 +33,74 @@ from futures_worker.worker.deciding.instructions import (
 )
 from futures_worker.worker.running import child_pool
 from futures_worker.worker.running.children import describe_status
-from futures_worker.worker.soft_timeout import split_soft_timeout
 from simulation.descriptors import Counter
 from simulation.machine import Forked, current_process
-from simulation.sites import URL, Site, crash
+from simulation.sites import URL, Site, crash, perhaps_crash_later
 from simulation.stand_ins import machine
 from simulation.world import CLUSTER
 
 
+class Anything:
+    """`ChildOutput`, `CodeVersions`, `Surroundings`: of a process that shares its interpreter with all others."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def begin(self, *_: Any) -> None:
+        pass
+
+    end = begin
+
+    def agree(self, *_: Any) -> bool:
+        return True
+
+    hold = admits = restore = agree
+
+
+class States:
+    """`ClassStates`, where classes are what they were."""
+
+    def load(self, data: bytes) -> tuple[Any, list[Any]]:
+        return payload.load_code(data), []
+
+
+class Gate:
+    """`interrupts.Gate`, without signals: a task that rests is interrupted, and no other."""
+
+    def __init__(self) -> None:
+        self.struck = False
+        self.seq = self.asked = -1
+
+    def begin(self, seq: int, _soft_timeout: float | None) -> None:
+        self.seq = seq
+
+    def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return call(*arguments)
+
+    def end(self) -> None:
+        self.seq = -1
+
+
 class Child:
-    """A child process: packets of tasks, and a strand that runs them."""
+    """A child process: packets of tasks, and a strand in which the real loop runs them."""
 
     def __init__(self, pool: Children, number: int) -> None:
         self.pool = pool
         self.number = number
-        self.packets: deque[list[Any]] = deque()
-        self.tasks: list[list[Any]] = []
+        self.packets: deque[bytes] = deque()
         self.wanted = True
-        self.seq = -1
-        self.interrupts: dict[int, BaseException] = {}
-        self.kept: dict[int, bytes] = {}
+        self.waits = self.rests = False
+        self.gate = Gate()
         self.process: Any = Forked(pool.process, number)
         self.process.child = self
         machine().forked[self.process.pid] = self.process
         self.strand = machine().spawn(self.process, self.run)
 
     def run(self) -> None:
-        here = machine()
-        here.block(Site.chance.choice((0.01, 0.05, 0.5)))
-        task_context.install(self.report_waiting, URL, CLUSTER)
+        machine().block(Site.chance.choice((0.01, 0.05, 0.5)))
         self.pool.tell(ChildStarted(self.number))
-        while self.wanted or self.packets:
-            if not self.packets:
-                here.block(None)
-                continue
-            since, *self.tasks = self.packets.popleft()
-            while self.tasks:
-                self.run_task(self.tasks.pop(0))
-                if here.monotonic() - since > messages.PACKET_SECONDS:
-                    for task in self.tasks:
-                        self.say([messages.SKIPPED, task[0]])
-                    self.tasks = []
-                since = here.monotonic()
+        Loop(self, -1, str(self.pool.store.directory.path), URL, CLUSTER, self.gate).run()
+        flush_all()
         self.end(0)
 
     def end(self, status: int) -> None:
@@ -90,60 +109,43 @@ class Child:
             self.process.die()
             self.pool.tell(ChildEnded(self.number, describe_status(status)))
 
-    def report_waiting(self, begins: bool, ids: Sequence[bytes]) -> None:
-        """The task that runs waits for others, or goes on."""
-        if begins:
-            returned = [task[0] for task in self.tasks]
-            self.tasks = []
-            self.say([messages.BLOCKED, self.seq, returned, list(ids[: messages.MOST_AWAITED])])
-        else:
-            self.say([messages.RESUMED, self.seq])
+    def recv_into(self, buffer: bytearray) -> int:
+        """As of the socket from which its loop reads."""
+        while not self.packets:
+            if not self.wanted:
+                return 0
+            self.waits = True
+            machine().block(None)
+            self.waits = False
+        data = self.packets.popleft()
+        buffer[: len(data)] = data
+        return len(data)
 
-    def run_task(self, task: list[Any]) -> None:
-        seq, digest, args, dependencies, future_id, epoch, attempt, options = task[:8]
-        _, options = split_soft_timeout(options)
-        _, options = tracing.split_trace(show_logs(options))
-        self.seq = seq
+    def wake(self, where: bool) -> None:
+        """Nowhere else: a signal doesn't cut a sleep short."""
+        if where:
+            machine().wake(self.strand)
+
+    def unread(self) -> tuple[int, ...]:
+        return tuple(task[0] for data in self.packets for task in msgpack.unpackb(data)[1:])
+
+
+class Loop(child_main.ChildLoop):
+    """The loop of a child, which writes to its pool."""
+
+    def __init__(self, child: Child, *arguments: Any) -> None:
+        super().__init__(child, *arguments)  # type: ignore[arg-type]
+        self.child = child
+
+    def _run_task(self, task: list[Any]) -> None:
         crash()
-        try:
-            function, positional, keywords = self.load(digest, args, dependencies)
-            token = task[10] if len(task) > 10 else b""
-            task_context.enter(task_context.TaskContext(future_id, URL, CLUSTER, attempt, token, epoch))
-            value = function(*positional, **keywords)
-        except Exception as error:
-            kind = messages.FAIL_RAISED if may_retry(options, error) else messages.FAIL_PERMANENT
-            self.say([messages.FAILED, seq, 1, kind, payload.dump_exception(error).to_bytes()])
-            return
-        finally:
-            task_context.enter(None)
-            self.seq = -1
-        data = payload.dump_result(value).to_bytes()
-        if len(data) <= payload.INLINE_RESULT_BYTES:
-            self.kept[seq] = data
-            self.say([messages.RESULT, seq, 1, data])
-        else:
-            name = result_name(future_id, epoch, attempt)
-            write_file(self.pool.store.directory.objects / name, [data])
-            self.say([messages.STORED, seq, 1, len(data), name])
+        perhaps_crash_later()
+        super()._run_task(task)
 
-    def load(self, digest: bytes, args: Any, dependencies: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        folder = self.pool.store.directory.path
-        try:
-            code = read_own(Path(folder, "code", digest.hex()))
-        except FileNotFoundError:
-            code = kept(Path(folder, "spill", messages.code_on_disk(digest)))
-        if isinstance(dependencies, str):
-            dependencies = msgpack.unpackb(kept(Path(dependencies)))
-        values = []
-        for one in dependencies or ():
-            data = self.kept[one] if isinstance(one, int) else kept(Path(one)) if isinstance(one, str) else one
-            values.append(payload.load_own(data))
-        data = kept(Path(args)) if isinstance(args, str) else args
-        positional, keywords = payload.load_args(data, values, name="task") if data else ((), {})
-        return payload.load_code(code), positional, keywords
-
-    def say(self, message: list[Any]) -> None:
-        self.pool.tell(ChildSaid(self.number, [message]))
+    def _write(self, data: bytes) -> None:
+        message = msgpack.unpackb(data)
+        assert messages.well_formed(message), message
+        self.child.pool.tell(ChildSaid(self.child.number, [message]))
 
 
 class Children:
@@ -163,8 +165,7 @@ class Children:
         self.bell.add(1)
 
     def buried(self, event: ChildEnded) -> ChildEnded:
-        child = self.children.pop(event.child)
-        return replace(event, unread=tuple(task[0] for _, *tasks in child.packets for task in tasks))
+        return replace(event, unread=self.children.pop(event.child).unread())
 
     def carry_out(self, instruction: Any) -> list[Event]:
         number = instruction.child
@@ -179,13 +180,13 @@ class Children:
         if isinstance(instruction, KillChild):
             child.end(-9)
         elif isinstance(instruction, InterruptTask):
-            child.interrupts[instruction.seq] = CancelledError()
-            machine().wake(child.strand)
+            child.gate.asked = instruction.seq
+            child.wake(child.rests)
         elif isinstance(instruction, RetireChild):
             child.wanted = False
-            machine().wake(child.strand)
+            child.wake(child.waits)
         elif isinstance(instruction, TakeBack):
-            seqs = tuple(task[0] for _, *tasks in child.packets for task in tasks)
+            seqs = child.unread()
             child.packets.clear()
             return [TasksReturned(number, seqs)] if seqs else []
         return []
@@ -196,8 +197,8 @@ class Children:
             return [TasksReturned(instruction.child, tuple(task.seq for task in tasks))]
         for at in range(0, len(tasks), instruction.per_packet):
             packed = [msgpack.unpackb(child_pool._pack_task(task)) for task in tasks[at : at + instruction.per_packet]]
-            child.packets.append([instruction.at, *packed])
-        machine().wake(child.strand)
+            child.packets.append(msgpack.packb([instruction.at, *packed]))
+        child.wake(child.waits)
         return []
 
     def listen(self, descriptor: int, events: list[Event]) -> None:
@@ -231,8 +232,11 @@ def rest(seconds: float) -> None:
     here, process = machine(), current_process()
     assert isinstance(process, Forked)
     child: Child = process.child
-    until = here.now + seconds
+    gate, until = child.gate, here.now + seconds
     while here.now < until:
+        if gate.asked == gate.seq:
+            gate.asked, gate.struck = -1, True
+            raise TaskCancelled("the future of this task was cancelled")
+        child.rests = True
         here.block(until - here.now)
-        if child.seq in child.interrupts:
-            raise child.interrupts.pop(child.seq)
+        child.rests = False

@@ -66,7 +66,7 @@ class Programs:
         self.world = world
         self.space = ClusterSpace(CLUSTER)
         bodies.Seen.begin()
-        workers.begin(world)
+        workers.start(world)
         self.orders = [self._drawn(number) for number in range(chance.randint(5, 25))]
         self.cleared = False
         for _ in range(chance.randint(1, 3)):

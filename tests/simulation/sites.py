@@ -56,3 +56,11 @@ def crash() -> None:
         Site.world.machine.block(Site.chance.choice((0.0, 0.05)))
         process.child.end(-11)
         Site.world.machine.block(None)
+
+
+def perhaps_crash_later() -> None:
+    """Perhaps it dies soon, in the midst of whatever it does then."""
+    assert Site.world is not None
+    if Site.chance.random() < Site.crashes and not Site.world.calm:
+        process: Any = current_process()
+        Site.world.machine.after(Site.chance.choice((0.02, 0.2, 2.0)), lambda: process.child.end(-11))

@@ -9,7 +9,7 @@ class Meant(Exception):
     """What a task raises because it was drawn so."""
 
 
-def value_of(number: int, seconds: float, size: int, inputs: Any) -> tuple[int, bytes]:
+def value_of(number: int, seconds: float, size: int, inputs: Any = ()) -> tuple[int, bytes]:
     """A number that tells what came in, and so many bytes."""
     from simulation.children import rest
 

@@ -12,6 +12,7 @@ from simulation.futures import Futures
 from simulation.heaps import Heaps
 from simulation.leases import Leases
 from simulation.machine import Process
+from simulation.programs import Programs
 from simulation.world import CLUSTER, World
 
 SCENES: Final[dict[str, Callable[[World], Any]]] = {
@@ -19,6 +20,7 @@ SCENES: Final[dict[str, Callable[[World], Any]]] = {
     "heaps": Heaps,
     "futures": Futures,
     "actors": Actors,
+    "programs": Programs,
 }
 _EVERY: Final = 5.0
 """Seconds between two rounds of a janitor's duties."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -16,17 +17,18 @@ import fdb_datamodel as dm
 import futures_worker.client.session.reading as reading
 from fdb_datamodel.rows import ids
 from futures_worker.client import context
-from futures_worker.client.basis import processes
+from futures_worker.client.basis import blocks, processes, program, untouched
 from futures_worker.client.session import actor_link
+from futures_worker.client.submits import large_arguments
 from futures_worker.errors import ObjectLostError, WireError
 from futures_worker.objects.store_client import ObjectAbsentError
 from futures_worker.ports import hanging_up
 from futures_worker.ports.handshake import NoPlaceError
 from futures_worker.worker import actor_host, service
-from futures_worker.worker.child import task_context
+from futures_worker.worker.child import child_main, task_context
 from futures_worker.worker.running import eager, shell, usage
 from simulation import machine as machines
-from simulation.children import Children
+from simulation.children import Anything, Children, States
 from simulation.descriptors import Stream, connection, fcntl_of_machine
 from simulation.machine import Process, current_process
 from simulation.sites import URL, Site, begin, database
@@ -219,6 +221,13 @@ def install() -> None:
     actor_host.__dict__.update(listen=lambda address, _port: Socket(address), Acceptor=Door)
     actor_link.__dict__["wire"] = Dialling
     hanging_up.__dict__["fcntl"] = fcntl_of_machine()
+    child_main.__dict__.update(
+        ChildOutput=Anything,
+        CodeVersions=Anything,
+        Surroundings=Anything,
+        ClassStates=States,
+        answer_requests=lambda _folder: None,
+    )
     machines.OWN.extend(_own())
 
 
@@ -235,7 +244,18 @@ def _own() -> list[tuple[Any, str, Callable[[], Any]]]:
         (context, "_lock", threading.RLock),
         (processes, "_open", weakref.WeakSet),
         (processes, "_with_actors", set),
+        (processes, "_left", dict),
         (processes, "_lock", threading.Lock),
+        (blocks, "_entered", dict),
+        (blocks, "_lock", threading.RLock),
+        (program, "_running", lambda: None),
+        (untouched, "_made", deque),
+        (untouched, "_elsewhere", list),
+        (untouched, "_lock", threading.Lock),
+        (untouched, "_stopped", threading.Event),
+        (untouched, "_thread", lambda: None),
+        (large_arguments, "_counts", dict),
+        (large_arguments, "_lock", threading.Lock),
         (ids, "_last_ms", int),
         (ids, "_sequence", int),
         (ids, "_lock", threading.Lock),

@@ -197,6 +197,7 @@ class World:
     def _await(self, settled: Callable[[], bool]) -> bool:
         while not settled():
             self.machine.block(_LOOK)
+            gc.collect()  # what lies in cycles may hold futures
         return True
 
     def witness(self, look: Callable[[], T], patience: float = 60.0) -> T:
