@@ -10,6 +10,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Outcome
+from fdb_datamodel.transitions.sweep import sweep_page
 
 BATCH = 100
 
@@ -105,6 +106,22 @@ def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> Non
     assert whole <= 7.1 * BATCH, "and 6 of one without arguments"
     assert costs["turn"].calls <= 5, "reads are in bulk"
     assert costs["claim"].calls <= 4
+
+
+def test_rows_and_commits_of_what_is_collected(memory_lab: Lab, counted: Any) -> None:
+    worker = memory_lab.worker()
+    ids = memory_lab.submit(*(memory_lab.spec(args=b"a", name="task") for _ in range(BATCH)))
+    memory_lab(dm.realize_futures, [(claim, b"r") for claim in memory_lab.claim(worker)])
+    memory_lab(dm.release_futures, memory_lab.session, ids)
+    counted("mark", sweep_page, b"", 1.0, BATCH)
+    memory_lab.clock(1000.0)
+    assert counted("delete", sweep_page, b"", 1.0, BATCH).deleted == BATCH
+    costs = counted.costs
+    assert costs["mark"].changed == BATCH, "since when nobody needs it"
+    # code and name, args, claim, latest_result and the mark cleared; a tombstone
+    assert costs["delete"].changed == 6 * BATCH
+    assert costs["delete"].read <= 7 * BATCH
+    assert costs["delete"].calls <= BATCH + 15, "one for each, the rest for all of them"
 
 
 def test_what_a_future_costs_in_calls(memory_lab: Lab) -> None:

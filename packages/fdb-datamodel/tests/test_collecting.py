@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from typing import Any
@@ -13,7 +14,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Claim, Collected, FutureResult, WorkerId
-from fdb_datamodel.transitions.collect import shed_results
+from fdb_datamodel.transitions.sweep import shed_results, sweep_page
 from fdb_schema import LEASE_PIN, BlobMissingError, put_blob, unpin_blob
 from idempotent_txn import run
 
@@ -418,7 +419,7 @@ def test_passes_are_paced_and_only_one_collector_makes_them(lab: Lab) -> None:
 
 def test_a_pass_that_stood_still_puts_off_the_next_by_what_it_worked(lab: Lab) -> None:
     """Cut off from the database, or stopped: it was taken for work, and nothing was collected for twenty times as long."""
-    looks = iter([0.0, 0.0])
+    looks = iter([0.0, 0.0, 0.0])
     collector = dm.Collector(
         lab.db, lab.space, grace=0.0, tombstones=0.0, interval=60.0, clock=lambda: next(looks, 600.0)
     )
@@ -429,6 +430,84 @@ def test_a_pass_that_stood_still_puts_off_the_next_by_what_it_worked(lab: Lab) -
     lab(dm.delete_future, one)
     lab.clock(1 + 600 + 101)
     assert dm.Collector(lab.db, lab.space, grace=0.0, tombstones=0.0, clock=lambda: 0.0).tick(5.0).tombstones == 1
+
+
+def let_go(lab: Lab, number: int, **options: Any) -> list[bytes]:
+    """Futures that ended, whose client has let them go."""
+    ids = lab.submit(*(lab.spec(**options) for _ in range(number)))
+    worker = lab.worker(9)
+    while realize(lab, worker):
+        pass
+    lab(dm.release_futures, lab.session, ids)
+    return ids
+
+
+def test_what_is_in_its_grace_is_not_looked_at_unless_something_refers_to_it(lab: Lab, cleaner: Cleaner) -> None:
+    cleaner.beat(lab.session)
+    ids = let_go(lab, 8)
+    assert lab(sweep_page, b"", GRACE)[:3] == (0, 0, 8), "since when is written into each mark"
+    assert lab(sweep_page, b"", GRACE)[:3] == (0, 0, 0)
+    other = os.urandom(16)
+    cleaner.beat(other)
+    lab(dm.hold_futures, ids[3:4], session=other)
+    assert lab(sweep_page, b"", GRACE)[:3] == (0, 0, 1), "its grace begins anew when nobody refers to it"
+    cleaner.later(GRACE + 1, lab.session, other)
+    assert lab(sweep_page, b"", GRACE)[:3] == (7, 0, 8)
+    lab(dm.release_futures, other, ids[3:4])
+    assert lab(sweep_page, b"", GRACE)[:3] == (0, 0, 1)
+    cleaner.later(GRACE / 2, lab.session, other)
+    assert lab(sweep_page, b"", GRACE)[:3] == (0, 0, 0)
+    cleaner.later(GRACE, lab.session, other)
+    assert lab(sweep_page, b"", GRACE)[:3] == (1, 0, 1)
+
+
+def test_a_page_of_a_sweep_goes_on_where_it_had_enough_to_judge(lab: Lab, cleaner: Cleaner) -> None:
+    cleaner.beat(lab.session)
+    let_go(lab, 7)
+    after: bytes | None = b""
+    pages = []
+    while after is not None:
+        page = lab(sweep_page, after, GRACE, 3)
+        after = page.after
+        pages.append(page.judged)
+    assert pages == [3, 3, 1]
+
+
+@pytest.mark.parametrize("needed", ["held", "depended on"])
+def test_what_is_needed_again_while_it_is_swept_is_not_deleted(lab: Lab, cleaner: Cleaner, needed: str) -> None:
+    cleaner.beat(lab.session)
+    (one,) = let_go(lab, 1)
+    lab(sweep_page, b"", GRACE)
+    cleaner.later(GRACE + 1, lab.session)
+    tr = lab.db.create_transaction()
+    assert sweep_page(tr, lab.space, b"", GRACE).deleted == 1
+    if needed == "held":
+        lab(dm.hold_futures, [one], session=os.urandom(16))
+    else:
+        lab.submit(lab.spec(dependencies=(one,)))
+    with pytest.raises(fdb.FDBError) as conflict:
+        tr.commit().wait()
+    assert conflict.value.code == 1020
+    lab(sweep_page, b"", GRACE)
+    assert lab.state(one) == "realized"
+
+
+def test_a_sweep_keeps_up_though_a_pass_over_all_futures_takes_long(lab: Lab) -> None:
+    now = itertools.count(0.0, 0.01)  # each look at the clock takes a while
+    lab.clock(1)
+    lab(dm.beat_session, lab.session, 1)
+    worker = lab.worker()
+    kept = lab.submit(*(lab.spec() for _ in range(2000)))
+    while realize(lab, worker):
+        pass
+    ids = let_go(lab, 300)
+    collector = dm.Collector(lab.db, lab.space, grace=1.0, interval=2.0, clock=lambda: next(now))
+    deleted = 0
+    for second in range(2, 22):
+        lab.clock(second)
+        deleted += collector.tick(0.02).futures
+    assert deleted == len(ids)
+    assert lab.state(kept[0]) == "realized"
 
 
 @pytest.mark.parametrize("seed", seed_params(60))

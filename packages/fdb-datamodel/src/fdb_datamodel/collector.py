@@ -1,7 +1,8 @@
 """Passes that collect what nobody needs: what lost workers hold, dead sessions, what they held, futures past their grace, tombstones, unused code.
 
 Several may work on one cluster: a pass is made by whoever finds it due, and every step is safe to repeat. A pass reads
-every future once, in pages, so it is paced: `tick` works for a bounded time and goes on where it was.
+every future once, in pages, so it is paced: `tick` works for a bounded time and goes on where it was. What clients let go, which
+is nearly all, doesn't wait for it: a sweep reads only the marks of that, and goes on for longer while it finds what is to be deleted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fdb_datamodel.transitions.sessions import (
     declare_session_dead,
     session_sightings,
 )
+from fdb_datamodel.transitions.sweep import sweep_page
 from fdb_datamodel.transitions.workers import list_forgotten, reap
 from fdb_datamodel.trial import TrialCommits
 from fdb_schema import ClusterSpace, Database
@@ -38,6 +40,10 @@ _PAUSE = 20
 _LONGEST = 5.0
 """Seconds, at most, that a step of a pass works: what takes longer than a transaction lives has stood still, or waited for a
 database that gave no answer."""
+_FRUITFUL = (5, 20)
+"""Times the seconds of a tick for which a sweep goes on that finds something: it has to keep up with what clients let go. The more
+often, up to the second, the longer sweeps take than lies between two of them.
+"""
 
 
 @dataclass(slots=True)
@@ -93,9 +99,9 @@ class Collector:
         self._observer: Observer[SessionSighting] = Observer(session_ttl, TrialCommits(self._db, self._space))
         self._look_seconds = session_ttl / _LOOKS_PER_TTL
         self._next_look = float("-inf")
-        self._next_pass = float("-inf")
-        self._busy = 0.0
-        self._steps: Iterator[Collected] | None = None
+        self._swept = False  # whether there was anything to judge in the last page of a sweep
+        self._pass_under_way = _Paced(self, sweep=False)
+        self._sweep_under_way = _Paced(self, sweep=True)
 
     def tick(self, seconds: float = 0.05) -> Collected:
         """Do what is due for about `seconds`; call it about once a second. Says what this call collected."""
@@ -104,26 +110,9 @@ class Collector:
         if begun >= self._next_look:
             self._next_look = begun + self._look_seconds
             found.sessions = self.look_at_sessions()
-        if self._steps is None and begun >= self._next_pass:
-            self._next_pass = begun + self._interval / 4
-            if run_apart(self._db, self._space, steps.begin_pass, self._space, self._interval):
-                self._steps, self._busy = self._pass(), 0.0
-        if self._steps is not None:
-            self._go_on(begun, seconds, found)
+        for one in (self._pass_under_way, self._sweep_under_way):
+            one.tick(seconds, found)
         return found
-
-    def _go_on(self, begun: float, seconds: float, found: Collected) -> None:
-        """Go on with the pass; a long one is followed by a pause in proportion."""
-        assert self._steps is not None
-        for step in self._steps:
-            found.add(step)
-            if self._clock() - begun >= seconds:
-                self._busy += min(self._clock() - begun, _LONGEST)
-                return
-        self._steps = None
-        self._busy += min(self._clock() - begun, _LONGEST)
-        if self._busy * _PAUSE > self._interval:
-            run_apart(self._db, self._space, steps.put_off_pass, self._space, self._busy * _PAUSE)
 
     def look_at_sessions(self) -> int:
         """Look at every session once; how many were declared dead. Only who looks every few seconds can judge."""
@@ -140,11 +129,11 @@ class Collector:
     def whole_pass(self) -> Collected:
         """One pass from beginning to end, due or not. Says what it collected."""
         found = Collected()
-        for step in self._pass():
+        for step in self._pass(sweep=True):
             found.add(step)
         return found
 
-    def _pass(self) -> Iterator[Collected]:
+    def _pass(self, *, sweep: bool = False) -> Iterator[Collected]:
         db, space = self._db, self._space
         codes: set[bytes] = set()
 
@@ -160,22 +149,75 @@ class Collector:
             yield Collected(references=done)
         for done in pages(lambda at: run_apart(db, space, steps.mark_page, space, at, self._tombstones, codes)):
             yield Collected(tombstones=done)
-        after: bytes | None = b""
-        while after is not None:
-            page, shed = run_apart(db, space, steps.sweep_page, space, after, self._grace)
-            after = page.after
-            yield Collected(futures=page.done, results=shed)
+        if sweep:
+            yield from self._sweep()
         for subspace in SHARED:
             for done in pages(lambda at, subspace=subspace: run_apart(db, space, shared_page, space, subspace, at)):  # type: ignore[misc]
                 yield Collected(places=done)
         for step in (steps.mail_page, steps.bells_page):
             for done in pages(lambda at, step=step: run_apart(db, space, step, space, at)):  # type: ignore[misc]
                 yield Collected(mailboxes=done)
-        after = b""
+        after: bytes | None = b""
         while after is not None:
             page, dropped = run_apart(db, space, steps.blobs_page, space, after, codes)
             after = page.after
             yield Collected(pins=page.done, code=dropped)
+
+    def _sweep(self) -> Iterator[Collected]:
+        after: bytes | None = b""
+        while after is not None:
+            page = run_apart(self._db, self._space, sweep_page, self._space, after, self._grace)
+            after, self._swept = page.after, page.judged > 0
+            yield Collected(futures=page.deleted, results=page.shed)
+
+
+class _Paced:
+    """A pass, or a sweep, that one collector of the cluster makes: begun when it is due, gone on with at each tick."""
+
+    def __init__(self, collector: Collector, *, sweep: bool) -> None:
+        self._of = collector
+        self._is_sweep = sweep
+        self._next = float("-inf")
+        self._steps: Iterator[Collected] | None = None
+        self._busy = 0.0
+        self._held_until = self._begun = 0.0
+        self._longer = _FRUITFUL[0]
+
+    def tick(self, seconds: float, found: Collected) -> None:
+        """Go on for about `seconds`, or several times that while a sweep finds what to judge."""
+        of = self._of
+        begun = of._clock()
+        if self._steps is None and begun >= self._next:
+            self._next = begun + of._interval / 4
+            if run_apart(of._db, of._space, steps.begin_pass, of._space, of._interval, sweep=self._is_sweep):
+                self._steps, self._busy = of._sweep() if self._is_sweep else of._pass(), 0.0
+                self._begun, self._held_until = begun, begun + of._interval
+        if self._steps is None:
+            return
+        if begun > self._held_until - of._interval / 2:  # others would begin another
+            self._held_until = begun + of._interval
+            self._put_off(of._interval)
+        last = begun
+        for step in self._steps:
+            found.add(step)
+            now = of._clock()
+            fruitful = self._is_sweep and of._swept
+            if not fruitful:
+                self._busy += min(now - last, _LONGEST)
+            last = now
+            if now - begun >= (self._longer * seconds if fruitful else seconds):
+                return
+        self._steps = None
+        least, most = _FRUITFUL
+        self._longer = (
+            min(most, 2 * self._longer) if last - self._begun > of._interval else max(least, self._longer // 2)
+        )
+        if self._busy * _PAUSE > of._interval:
+            self._put_off(self._busy * _PAUSE)
+
+    def _put_off(self, seconds: float) -> None:
+        of = self._of
+        run_apart(of._db, of._space, steps.put_off_pass, of._space, seconds, sweep=self._is_sweep)
 
 
 def collect(db: Database | str, cluster: str | ClusterSpace, **options: Any) -> Collected:

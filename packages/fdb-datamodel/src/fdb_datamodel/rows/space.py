@@ -88,6 +88,7 @@ class Layout:
         self.lineage = subspace("lineage")
         self.garbage = subspace("garbage")
         self.next_pass = bytes(space["collector"].pack(("pass",)))
+        self.next_sweep = bytes(space["collector"].pack(("sweep",)))
         self.actors = subspace("actors")
         self.streams = subspace("streams")
         self.children = subspace("children")

@@ -238,6 +238,7 @@ KEYS: tuple[KeyDoc, ...] = (
         "its submitter let it go, or is gone",
     ),
     KeyDoc("collector", "('pass')", "clock in µs", "when the next pass over all futures may begin"),
+    KeyDoc("collector", "('sweep')", "clock in µs", "when the next sweep of what was let go may begin"),
     KeyDoc(
         "dead_workers", "(ip, port, incarnation)", "drained", "fenced incarnations whose rows are still to be reaped"
     ),

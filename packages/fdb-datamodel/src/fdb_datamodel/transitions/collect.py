@@ -7,23 +7,21 @@ that the transaction which collects has read serializably.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from fdb.subspace_impl import Subspace
 
 from fdb_datamodel.errors import StrayKeyError
-from fdb_datamodel.lifecycle.endings import free_copy, stored_copies
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, is_id, split_id
 from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.future_rows import FutureRows
+from fdb_datamodel.rows.marks import Mark
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest
 from fdb_datamodel.rows.space import CODE, DELETED, FUTURE, QUEUE, SESSION, layout_of, span
 from fdb_datamodel.transitions.code_use import CODE_REFERRER, OF_CODE, SESSION_PREFIX, UNUSED
-from fdb_datamodel.transitions.results import delete_future
 from fdb_datamodel.transitions.workers import sightings
 from fdb_schema import (
     LEASE_PIN,
@@ -38,7 +36,6 @@ from fdb_schema import (
 
 _PAGE = 400
 _MICROSECONDS = 1_000_000
-_DEPENDENTS_LOOKED_AT = 50
 
 
 class Page(NamedTuple):
@@ -48,9 +45,9 @@ class Page(NamedTuple):
     after: bytes | None
 
 
-def begin_pass(tr: Transaction, space: ClusterSpace, interval: float) -> bool:
-    """Whether it is the caller who makes the pass that is due now; the next one is due `interval` seconds later."""
-    key = layout_of(space).next_pass
+def begin_pass(tr: Transaction, space: ClusterSpace, interval: float, *, sweep: bool = False) -> bool:
+    """Whether it is the caller who makes the pass, or the sweep, that is due now; the next is due `interval` seconds later."""
+    key = _due_row(space, sweep)
     due = _next_pass(tr, key)
     now = read_clock(tr, space)
     if due is not None and now < due:
@@ -59,13 +56,18 @@ def begin_pass(tr: Transaction, space: ClusterSpace, interval: float) -> bool:
     return True
 
 
-def put_off_pass(tr: Transaction, space: ClusterSpace, seconds: float) -> None:
-    """The next pass isn't due before `seconds` from now."""
-    key = layout_of(space).next_pass
+def put_off_pass(tr: Transaction, space: ClusterSpace, seconds: float, *, sweep: bool = False) -> None:
+    """The next pass, or sweep, isn't due before `seconds` from now."""
+    key = _due_row(space, sweep)
     planned = _next_pass(tr, key)
     due = read_clock(tr, space) + round(seconds * _MICROSECONDS)
     if planned is None or planned < due:
         tr.set(key, codec.pack(due))
+
+
+def _due_row(space: ClusterSpace, sweep: bool) -> bytes:
+    keys = layout_of(space)
+    return keys.next_sweep if sweep else keys.next_pass
 
 
 def _next_pass(tr: Transaction, key: bytes) -> int | None:
@@ -109,7 +111,7 @@ def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: fl
     marks = ch.get_many([ch.keys.garbage + f.e for f in orphans], snapshot=True)
     for f, mark in zip(orphans, marks, strict=True):
         if mark is None:
-            ch.set(ch.keys.garbage + f.e, codec.pack((False, now)))
+            ch.set(ch.keys.garbage + f.e, Mark(False, now, f.option("ttl")).pack())
     ch.flush()
     return Page(done, after_future(ch, page.futures[-1].e) if page.more and page.futures else None)
 
@@ -119,99 +121,6 @@ def _deleted_at(f: FutureRows) -> int | None:
         return codec.unpack_ints(f.rows[DELETED], 2)[1]
     except RecordError:
         return None
-
-
-def sweep_page(tr: Transaction, space: ClusterSpace, after: bytes, grace: float, limit: int = 20) -> tuple[Page, int]:
-    """Judge marked futures: deleted ones (done), and how many results went whose record stays as lineage."""
-    ch = Changes(tr, space)
-    begin = after or ch.keys.garbage
-    rows = read_range(tr, begin, span(ch.keys.garbage)[1], limit=limit, snapshot=True)
-    now = read_clock(tr, space)
-    done = shed = 0
-    for key, _ in rows:
-        e = key[len(ch.keys.garbage) :]
-        if not is_id(e):
-            continue
-        f = ch.load(decode_id(e))
-        verdict = _judge(ch, f, now, grace)
-        if verdict == "delete":
-            ch.flush()
-            delete_future(tr, space, f.id)
-            ch = Changes(tr, space)
-            done += 1
-        elif verdict == "shed":
-            shed += _shed(ch, f)
-    ch.flush()
-    return Page(done, None if len(rows) < limit else rows[-1][0] + b"\x00"), shed
-
-
-def _judge(ch: Changes, f: FutureRows, now: int, grace: float) -> str:
-    """What to do with a marked future, and its mark brought up to date. Everything is read serializably."""
-    key = ch.keys.garbage + f.e
-    mark = ch.get_many([key])[0]
-    if mark is None:
-        return ""
-    released, since = _read_mark(mark)
-    if not f.exists or f.option("keep"):
-        ch.clear(key)
-        return ""
-    if not released and f.session != NO_SESSION and ch.get_many([ch.keys.session(f.session)])[0] is not None:
-        ch.clear(key)  # it was taken for dead, and came back
-        return ""
-    held = bool(ch.read(ch.keys.references + f.e, ch.keys.references + f.e + b"\xff", limit=1))
-    if held or not f.ended:
-        if since is not None:
-            ch.set(key, codec.pack((released, None)))
-        return ""
-    if since is None:
-        ch.set(key, codec.pack((released, now)))
-        return ""
-    ttl = f.option("ttl")
-    if now - since <= (grace if ttl is None else ttl) * _MICROSECONDS:
-        return ""
-    named = ch.read(ch.keys.lineage + f.e, ch.keys.lineage + f.e + b"\xff", limit=_DEPENDENTS_LOOKED_AT)
-    if not named:
-        return "delete"
-    result = f.result
-    if result is None or result.inline is not None or not f.allow_reconstruction or len(named) == _DEPENDENTS_LOOKED_AT:
-        return ""
-    dependents = [row[len(ch.keys.lineage) + len(f.e) :] for row, _ in named]
-    # A dependent that hasn't ended is about to need it, and so may one whose key can't be read.
-    return "shed" if all(is_id(e) and ch.load(decode_id(e)).ended for e in dependents) else ""
-
-
-def _read_mark(value: bytes) -> tuple[bool, int | None]:
-    """(is released, since when nobody needs it); one that can't be read says neither."""
-    try:
-        released, since = codec.unpack(value)
-        return released is True, since if type(since) is int else None
-    except (RecordError, TypeError, ValueError):
-        return False, None
-
-
-def shed_results(tr: Transaction, space: ClusterSpace, ids: Iterable[bytes]) -> int:
-    """Let the stored copies of results go that their owner has no more use for, before they are collected; of how many.
-
-    Their records stay as lineage, and whoever reads one has it computed again. What is inline, may not be computed again, or isn't
-    Realized stays as it is.
-    """
-    ch = Changes(tr, space)
-    shed = 0
-    for future_id in ids:
-        f = ch.load(future_id)
-        if f.realized and f.allow_reconstruction and f.result is not None and f.result.inline is None:
-            shed += _shed(ch, f)
-    ch.flush()
-    return shed
-
-
-def _shed(ch: Changes, f: FutureRows) -> int:
-    """Let every stored copy of a result go; the record stays Realized, and a reader has it computed again."""
-    rows = stored_copies(ch, f.e)
-    for key, copy, _ in rows:
-        ch.clear(key)
-        free_copy(ch, f, copy)
-    return 1 if rows else 0
 
 
 def references_page(tr: Transaction, space: ClusterSpace, after: bytes) -> Page:

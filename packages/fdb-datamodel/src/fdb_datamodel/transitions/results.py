@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import Final
 from uuid import UUID
 
 from fdb_datamodel.actors import forget_actor
@@ -31,6 +32,8 @@ from fdb_datamodel.rows.space import (
 from fdb_datamodel.streams import clear_stream
 from fdb_schema import ClusterSpace, RecordError, Transaction, collect_blob, drop_reference, get_many, read_clock
 
+BESIDE: Final = ("references", "results", "streams", "logs", "children")
+"""Subspaces in which few futures have rows that are deleted with them."""
 _NO_WORKER = WorkerId("", 0, bytes(16))  # who "claims" an inline put of a client
 
 
@@ -222,6 +225,17 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
         return []
     if not f.exists:
         ch.raise_absent(f.id, deleted=False)
+    copies = erase(ch, f, read_clock(tr, space))
+    finish(ch)
+    return copies
+
+
+def erase(ch: Changes, f: FutureRows, clock_us: int, *, absent: Container[str] = frozenset()) -> list[FutureResult]:
+    """Delete a future that exists, and its results; the caller finishes `ch`. The copies, whose holders were mailed.
+
+    absent: of `BESIDE`, those in which it was read that it has no rows.
+    """
+    tr, space = ch.tr, ch.keys.space
     unfinished = not f.ended
     if unfinished:
         running_on = withdraw(ch, f)
@@ -230,8 +244,9 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
     failure = codec.pack_failure(
         Failure("deleted", f"future {show_id(f.id)} was deleted", epoch=f.epoch, wall_us=ch.wall_us)
     )
-    copies = forget_results(ch, f)
-    clear_stream(ch, f)
+    copies = [] if "results" in absent else forget_results(ch, f)
+    if "streams" not in absent:
+        clear_stream(ch, f)
     forget_program(ch, f)
     if f.listened:
         ch.ended.append(Ended(f.id, f.e, "failed", failure, f.epoch))
@@ -243,20 +258,19 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
         forget_actor(ch, f)
     for name in list(f.rows):
         ch.put(f, name, None)
-    ch.set(ch.keys.future(f.e, DELETED), codec.pack((ch.wall_us, read_clock(tr, space))))
+    ch.set(ch.keys.future(f.e, DELETED), codec.pack((ch.wall_us, clock_us)))
     for upstream in dependencies:
         ch.clear(ch.keys.named_by(encode_id(upstream), f.e))
     ch.clear(ch.keys.garbage + f.e)
-    tr.clear_range(ch.keys.logs + f.e, ch.keys.logs + f.e + b"\xff")
-    tr.clear_range(ch.keys.references + f.e, ch.keys.references + f.e + b"\xff")
-    tr.clear_range(ch.keys.children + f.e, ch.keys.children + f.e + b"\xff")
+    for where, base in (("logs", ch.keys.logs), ("references", ch.keys.references), ("children", ch.keys.children)):
+        if where not in absent:
+            tr.clear_range(base + f.e, base + f.e + b"\xff")
     if parent:
         ch.clear(ch.keys.child(encode_id(parent), f.e))
     if isinstance(args, CodeDigest):
         ch.flush_rows()
         drop_reference(tr, space, bytes(args), f.id)
         collect_blob(tr, space, bytes(args))
-    finish(ch)
     return copies
 
 

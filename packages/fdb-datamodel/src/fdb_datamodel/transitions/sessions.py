@@ -13,12 +13,14 @@ from typing import NamedTuple
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id
+from fdb_datamodel.rows.marks import Mark
 from fdb_datamodel.rows.space import CODE, layout_of
 from fdb_datamodel.transitions.code_use import session_referrer
 from fdb_schema import ClusterSpace, RecordError, Transaction, drop_reference
 
 SESSION_BEAT_SECONDS = 5.0
 SESSION_TTL_SECONDS = 30.0
+_RELEASED = Mark(released=True).pack()
 
 
 class SessionSighting(NamedTuple):
@@ -163,5 +165,5 @@ def release_futures(tr: Transaction, space: ClusterSpace, session: bytes, ids: S
             ch.clear(key)
     for e, code in zip(encoded, rows, strict=True):
         if code is not None and codec.unpack_code(code)[0] == session:
-            ch.set(ch.keys.garbage + e, codec.pack((True, None)))
+            ch.set(ch.keys.garbage + e, _RELEASED)
     ch.flush()

@@ -34,7 +34,7 @@ from dask.order import order
 from dask.sizeof import sizeof
 from dask.utils import ensure_dict, key_split
 
-from fdb_datamodel.transitions.collect import shed_results
+from fdb_datamodel.transitions.sweep import shed_results
 from futures_worker.adapters.leaving import leave_nothing
 from futures_worker.client import Future, as_completed
 from futures_worker.client.bound import BoundOptions
