@@ -13,34 +13,19 @@ from fdb_datamodel import ClusterSpace, actors
 from fdb_schema import DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client.actors import actor_id
-from futures_worker.errors import ActorDiedError, ObjectLostError
+from futures_worker.errors import ActorDiedError, ObjectLostError, UpstreamDependencyFailedException
 from futures_worker.worker.child.task_context import current_task
 from idempotent_txn import run
 from simulation import workers
 from simulation.machine import Process
 from simulation.sites import Site
 from simulation.stand_ins import machine
-from simulation.tasks import Meant, Tally
+from simulation.tasks import Meant, Tally, visit
 from simulation.world import CLUSTER, World
 
 _LOOK_SECONDS: Final = 5.0
 _GONE: Final = (dm.FutureDeletedError, dm.UnknownFutureError)
 _NAMES: Final = ("first", "second")
-
-
-@dataclass(eq=False)
-class Called:
-    """A call of a client that lives."""
-
-    handle: Any
-    actor: bytes
-    number: int
-    fails: bool
-    size: int
-    after: tuple[int, int]
-    """Which start of the actor, and how many calls, were told to anybody before this one was made."""
-    recorded: bool = False
-    asked_to_cancel: bool = False
 
 
 @dataclass
@@ -55,6 +40,45 @@ class Book:
     restarts: dict[bytes, int] = field(default_factory=dict)
     """Of an actor whose maker has learnt its id: how often it may start again; -1: always."""
     killed: set[bytes] = field(default_factory=set)
+    calls: int = 0
+
+
+class Called:
+    """A call: by its number, which rises, it is known."""
+
+    handle: Any
+    fails = recorded = asked_to_cancel = False
+    given: Called | None = None
+    """What it takes as an argument."""
+
+    def __init__(self, book: Book, actor: bytes, size: int = 0) -> None:
+        self.book, self.actor, self.size = book, actor, size
+        book.calls += 1
+        self.number = book.calls
+        self.after = book.told.get(actor, (0, 0))
+        """Which start of the actor, and how many calls, were told to anybody before this one was made."""
+
+    def take(self, value: Any) -> None:
+        """What it was answered is what it did; nothing that was told before it was made is undone by it."""
+        attempt, count, total, data, given = value
+        _must(not self.fails and len(data) == self.size, f"call {self.number} has another's answer")
+        found = self.book.applied.get(self.number)
+        _must(
+            found == (self.actor, attempt, count, total), f"call {self.number}: {value[:3]} is told, {found} was done"
+        )
+        _must((attempt, count) > self.after, f"call {self.number} ran as {attempt, count}, before {self.after}")
+        self.book.told[self.actor] = max((attempt, count), self.book.told.get(self.actor, (0, 0)))
+        if self.given is not None:
+            _must(given == self.book.applied[self.given.number][1:], f"call {self.number} was given {given}")
+
+
+@dataclass
+class Visiting:
+    """A task that calls an actor."""
+
+    handle: Any
+    actor: bytes
+    times: int
 
 
 class Life:
@@ -89,6 +113,15 @@ def _must(holds: bool, what: str) -> None:
         machine().failures.append(what)
 
 
+def patiently(handle: Any) -> Any:
+    """How it ended, however often the database can't be reached."""
+    while True:
+        try:
+            return handle.result(timeout=600)
+        except DatabaseUnreachableError:
+            continue  # what was submitted is kept, and waiting goes on where it ended
+
+
 class Actors:
     """Clients, each with actors of its own and shared ones, and workers."""
 
@@ -100,7 +133,6 @@ class Actors:
         workers.start(world)
         self.left = chance.randint(30, 150)
         self.may_hold_slot = Site.slots > 2
-        self.calls = 0
         self.ends: Counter[str] = Counter()
         self.kills = chance.choice((0.0, 0.02))
         self.busy: set[int] = set()
@@ -122,21 +154,30 @@ class Actors:
         process.at_death.append(lambda: self.busy.discard(process.number))
         with Client(db, CLUSTER) as client:
             mine: list[Any] = []
-            known: list[Called] = []
+            known: list[Called | Visiting] = []
             while self.left > 0:
                 self.left -= 1
                 if not mine or (len(mine) < 3 and chance.random() < 0.1):
                     mine.append(self._actor(client))
                 actor = chance.choice(mine)
-                known.append(self._call(process, actor))
-                if chance.random() < 0.15:
-                    self._cancel(chance.choice(known))
+                if chance.random() < 0.05:
+                    known.append(self._visit(client, actor))
+                    continue
+                try:
+                    for _ in range(chance.choice((1, 1, 1, 1, 10))):
+                        known.append(self._call(process, actor, known))
+                except _GONE:  # its actor, or that of an argument
+                    self._was_silent(process)
+                    continue
+                last = known[-1]
+                if chance.random() < 0.15 and isinstance(last, Called):
+                    self._cancel(client, last)
                 if chance.random() < self.kills:
                     self._kill(client, actor)
                     mine.remove(actor)
                 if chance.random() < 0.3:
                     time.sleep(chance.choice((0.001, 0.1, 2.0)))
-                if chance.random() < 0.3 or len(known) > 12:
+                while known and (chance.random() < 0.3 or len(known) > 20):
                     self._await(process, known.pop(chance.randrange(len(known))))
             if chance.random() < 0.3:
                 return  # it leaves; what was sent runs all the same
@@ -157,24 +198,37 @@ class Actors:
             self.book.restarts[actor_id(actor)] = restarts
         return actor
 
-    def _call(self, process: Process, actor: Any) -> Called:
-        chance, key = self.world.chance, actor_id(actor)
-        self.calls += 1
-        number, size = self.calls, chance.choice((0, 0, 0, 100, 50_000))
-        after = self.book.told.get(key, (0, 0))
-        if chance.random() < 0.1:
-            return Called(actor.refuse(process.number, number), key, number, True, 0, after)
+    def _call(self, process: Process, actor: Any, known: list[Called | Visiting]) -> Called:
+        chance = self.world.chance
+        made = Called(self.book, actor_id(actor), chance.choice((0, 0, 0, 100, 50_000)))
+        kind = chance.random()
+        if kind < 0.1:
+            made.fails = True
+            made.handle = actor.refuse(process.number, made.number)
+            return made
         seconds = chance.choice((0.0, 0.0, 0.0, 0.01, 0.3, 4.0))
-        made = Called(actor.add(process.number, number, seconds, size), key, number, False, size, after)
+        others = [one for one in known if isinstance(one, Called) and not one.fails and not one.asked_to_cancel]
+        if kind < 0.2 and others:
+            made.given = chance.choice(others)
+        given = made.given and made.given.handle
+        made.handle = actor.add(process.number, made.number, seconds, made.size, given)
         if chance.random() < 0.1:
             made.recorded = True
             made.handle.id
         return made
 
-    def _cancel(self, one: Called) -> None:
+    def _visit(self, client: Client, actor: Any) -> Visiting:
+        times = self.world.chance.choice((1, 2, 10))
+        handle = client.submit(visit, actor, times, retry_on=(), max_retries=10**6, max_worker_losses=10**6)
+        return Visiting(handle, actor_id(actor), times)
+
+    def _cancel(self, client: Client, one: Called) -> None:
         one.asked_to_cancel = True
         try:
-            one.handle.cancel()
+            if one.recorded and self.world.chance.random() < 0.5:
+                client.get_future(one.handle.id).cancel()
+            else:
+                one.handle.cancel()
         except _GONE:
             pass
 
@@ -185,52 +239,54 @@ class Actors:
         except _GONE:
             pass
 
-    def _await(self, process: Process, one: Called) -> None:
+    def _await(self, process: Process, one: Called | Visiting) -> None:
+        ran = self._end_of(process, one)
+        self.ends[ran] += 1
+        self.world.machine.note(ran.encode())
+
+    def _end_of(self, process: Process, one: Called | Visiting) -> str:
+        """How it ended; only as it may."""
         try:
-            value = self._patiently(one.handle)
-            self._check(one, value)
-            ran = "answered"
+            return self._told_end_of(process, one)
+        except _GONE:
+            self._was_silent(process)
+            return "deleted"
+        except ActorDiedError as error:
+            self._may_be_lost(one, error)
+            return "lost"
+
+    def _told_end_of(self, process: Process, one: Called | Visiting) -> str:
+        if isinstance(one, Visiting):
+            assert patiently(one.handle) == one.times
+            return "visited"
+        try:
+            one.take(patiently(one.handle))
+            return "answered"
+        except UpstreamDependencyFailedException:
+            if one.given is None or self._end_of(process, one.given) == "answered":
+                self._was_silent(process)
+            return "not begun"
         except CancelledError:
-            ran = "cancelled"
             assert one.asked_to_cancel, "cancelled, and nobody asked for it"
             assert one.number not in self.book.applied or one.recorded, f"call {one.number} was cancelled, and ran"
+            return "cancelled"
         except Meant as meant:
-            ran = "raised"
             if not one.fails or str(meant) != f"{one.number}":
                 raise AssertionError(f"{meant!r} is not what was drawn") from meant
+            return "raised"
         except ObjectLostError:
-            ran = "lost its answer"
             assert one.size > 1000, "a small answer was lost"
-        except ActorDiedError as error:
-            ran = "lost"
-            self._may_be_lost(one, error)
-        except _GONE:
-            ran = "deleted"
-            assert process.silent > workers.SESSION_TTL / 2, "deleted in the hands of its client"
-        self.ends[ran] += 1
-        self.world.machine.note(f"{one.number} {ran}".encode())
+            return "lost its answer"
 
-    def _may_be_lost(self, one: Called, error: ActorDiedError) -> None:
+    def _was_silent(self, process: Process) -> None:
+        """A client that gives no sign of life for its ttl is taken for dead, and what it held is collected; no other is."""
+        assert process.silent > workers.SESSION_TTL / 2, "deleted in the hands of its client"
+
+    def _may_be_lost(self, one: Called | Visiting, error: ActorDiedError) -> None:
         """An actor dies where something befell it, and nowhere else."""
-        if self.world.befallen or Site.crashes or one.actor in self.book.killed:
+        if self.world.befallen or Site.crashes or Site.breaks or one.actor in self.book.killed:
             return
-        raise AssertionError(f"call {one.number} was lost, and nothing befell its actor: {error}") from error
-
-    def _check(self, one: Called, value: Any) -> None:
-        """What a call was answered is what it did; nothing that was told before it was made is undone by it."""
-        attempt, count, total, data = value
-        assert not one.fails and len(data) == one.size, f"call {one.number} has another's answer"
-        found = self.book.applied[one.number]
-        assert found == (one.actor, attempt, count, total), f"call {one.number}: {value[:3]} is told, {found} was done"
-        assert (attempt, count) > one.after, f"call {one.number} ran as {attempt, count}, before {one.after}"
-        self.book.told[one.actor] = max((attempt, count), self.book.told.get(one.actor, (0, 0)))
-
-    def _patiently(self, handle: Any) -> Any:
-        while True:
-            try:
-                return handle.result(timeout=600)
-            except DatabaseUnreachableError:
-                continue  # what was submitted is kept, and waiting goes on where it ended
+        raise AssertionError(f"a call was lost, and nothing befell its actor: {error}") from error
 
     # --- the end
 
@@ -256,7 +312,7 @@ class Actors:
         if self.world.calm:
             ran, starts = len(self.book.applied), len(self.book.lives)
             self.world.tell(
-                f"{self.calls} calls, {ran} ran, in {starts} starts of actors; of those awaited {dict(self.ends)}"
+                f"{self.book.calls} calls, {ran} ran, in {starts} starts of actors; of those awaited {dict(self.ends)}"
             )
         for key, most in self.book.restarts.items():
             starts = sum(actor == key for actor, _ in self.book.lives)

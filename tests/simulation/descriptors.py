@@ -75,6 +75,7 @@ class Stream(Descriptor):
         self._under_way: deque[bytes] = deque()
         self._over = False
         self._said_all = False
+        self._lost = False
         self._timeout: float | None = None
         self._last = 0.0
 
@@ -106,6 +107,8 @@ class Stream(Descriptor):
             if len(data) > size:
                 self._arrived.insert(0, data[size:])
             return data[:size]
+        if self._over and self._lost:
+            raise ConnectionResetError("the connection is lost")
         if self._over:
             return _EOF
         raise BlockingIOError
@@ -128,9 +131,23 @@ class Stream(Descriptor):
     def readable(self) -> bool:
         return bool(self._arrived) or self._over
 
+    def break_off(self, later: float) -> None:
+        """The connection is lost, with all that is under way; this end learns it now, the other one `later` seconds from now."""
+        for end in (self, self.peer):
+            end._lost = True
+            end._under_way.clear()
+        self._learn_of_loss()
+        machine().after(later, self.peer._learn_of_loss)
+
+    def _learn_of_loss(self) -> None:
+        self._over = True
+        self.ring()
+
     def deliver(self, data: bytes) -> None:
         """Called by the other end."""
         here = machine()
+        if self._lost:
+            return
         self._last = max(self._last, here.now + self._latency())
         self._under_way.append(data)
         here.at(self._last, self._arrive)
@@ -147,6 +164,8 @@ class Stream(Descriptor):
             self._last = max(self._last, cut)
             here.at(cut, self._arrive)
             return
+        if not self._under_way:
+            return  # it was lost
         data = self._under_way.popleft()  # whichever is due: they come in their order
         if data == _EOF:
             self._over = True

@@ -6,6 +6,7 @@ import random
 from typing import Any, Final
 
 from futures_worker import liveness
+from simulation.descriptors import Stream
 from simulation.machine import current_process
 from simulation.world import World
 
@@ -20,6 +21,8 @@ class Site:
     chance: random.Random
     crashes: float = 0.0
     """How probably a child dies in the midst of a task, or of a call."""
+    breaks: float = 0.0
+    """Seconds after which a connection between clients, workers and actors is lost, in the mean; 0: it isn't."""
     slots = 0
     """Of all workers."""
     servers: dict[tuple[str, int], Any]
@@ -36,6 +39,7 @@ def begin(world: World) -> bool:
     Site.world, Site.servers, Site.databases = world, {}, {}
     Site.chance = random.Random(f"{world.seed} site")
     Site.crashes = Site.chance.choice((0.0, 0.0, 0.02))
+    Site.breaks = Site.chance.choice((0.0, 0.0, 2.0, 20.0))
     return True
 
 
@@ -46,6 +50,16 @@ def database() -> Any:
     if process.number not in Site.databases:
         Site.databases[process.number] = Site.world.database(process)
     return Site.databases[process.number]
+
+
+def perhaps_break(connection: Stream, other: Stream) -> None:
+    """After a while, while not all is calm, one end finds the connection lost, and the other one soon, too."""
+    assert Site.world is not None
+    world, chance = Site.world, Site.chance
+    if Site.breaks:
+        first, later = chance.choice((connection, other)), chance.choice((0.0, 0.05, 5.0))
+        seconds = chance.expovariate(1 / Site.breaks)
+        world.machine.after(seconds, lambda: None if world.calm else first.break_off(later))
 
 
 def crash() -> None:

@@ -27,6 +27,20 @@ def failing(number: int, seconds: float) -> None:
     raise Meant(f"{number}")
 
 
+def visit(actor: Any, times: int) -> int:
+    """A task that calls an actor: how often."""
+    from futures_worker.client.actors import actor_id
+    from simulation.actors import Called, Life, patiently
+    from simulation.machine import current_process
+
+    process = current_process()
+    assert process is not None
+    for _ in range(times):
+        made = Called(Life.book, actor_id(actor))
+        made.take(patiently(actor.add(process.number, made.number, 0.0, 0)))
+    return times
+
+
 class Tally:
     """An actor that counts what it is told, and tells what it has told so far."""
 
@@ -37,8 +51,8 @@ class Tally:
         rest(seconds)
         self.life = Life()
 
-    def add(self, caller: int, number: int, seconds: float, size: int, given: Any = 0) -> tuple[int, int, int, bytes]:
-        """Which start of the actor this is, how many it has counted, and their sum; and so many bytes."""
+    def add(self, caller: int, number: int, seconds: float, size: int, given: Any = None) -> Any:
+        """Which start of the actor this is, how many it has counted, and their sum; so many bytes; and what another call came to."""
         from simulation.children import rest
         from simulation.sites import crash
 
@@ -47,7 +61,7 @@ class Tally:
         if seconds:
             rest(seconds)
         crash()
-        return self.life.attempt, len(self.life.numbers), self.life.sum, b"x" * size
+        return self.life.attempt, len(self.life.numbers), self.life.sum, b"x" * size, given and given[:3]
 
     def refuse(self, caller: int, number: int) -> None:
         """Raises, and changes nothing else."""

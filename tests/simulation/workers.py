@@ -31,7 +31,7 @@ from simulation import machine as machines
 from simulation.children import Anything, Children, States
 from simulation.descriptors import Stream, connection, fcntl_of_machine
 from simulation.machine import Process, current_process
-from simulation.sites import URL, Site, begin, database
+from simulation.sites import URL, Site, begin, database, perhaps_break
 from simulation.stand_ins import machine
 from simulation.world import CLUSTER, World
 
@@ -169,6 +169,7 @@ class Fetcher:
         if not getattr(server, "has_place", lambda: True)():
             raise NoPlaceError("all places are taken")
         mine, theirs = connection(self.process, server.process, lambda: Site.chance.uniform(0.00005, 0.002))
+        perhaps_break(mine, theirs)
         server.admit(LineConnection(theirs))
         return LineConnection(mine)
 
@@ -267,6 +268,7 @@ def start(world: World) -> None:
     if not begin(world):
         return
     chance = world.chance
+    actor_host.__dict__["MOST_CALLERS"] = chance.choice((1024, 1024, 2))
     Site.slots = 0
     for _ in range(chance.randint(1, 3)):
         config = service.WorkerConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -278,7 +279,7 @@ _NO_CALLS = [
 @pytest.mark.parametrize("said", _NO_CALLS, ids=lambda said: repr(said[1:])[:60])
 def test_a_call_that_no_client_makes_ends_its_connection_and_not_the_actor(said: Any) -> None:
     server = object.__new__(actor_host.Server)
-    server._recorded, server._queue = set(), deque()
+    server._recorded, server._queue, server._callers = set(), deque(), {}
     server._host = SimpleNamespace(id=b"a" * 16, start=1)  # type: ignore[assignment]
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -289,6 +290,45 @@ def test_a_call_that_no_client_makes_ends_its_connection_and_not_the_actor(said:
         server._read(caller)
     assert caller.closed
     assert [call.id for call in server._queue] == [b"c" * 16]
+
+
+@pytest.mark.parametrize("greeted", [True, False])
+def test_what_a_client_counts_as_lost_does_not_run_after_what_it_sent_since(greeted: bool) -> None:
+    """Its connection broke while the actor ran a long call; what is still to be read of it comes after a new connection's calls."""
+    server = object.__new__(actor_host.Server)
+    server._recorded, server._queue, server._callers, server._cancelled = set(), deque(), {}, {}
+    server._host = SimpleNamespace(id=b"a" * 16, start=1)  # type: ignore[assignment]
+    hello = ("hello", b"a" * 16, 1, b"s" * 16)
+
+    with contextlib.ExitStack() as stack:
+        callers = []
+        for number in range(2):
+            ours, theirs = (stack.enter_context(one) for one in socket.socketpair())
+            caller = Caller(Connection(ours, Halves(Half(b"b" * 32, False), Half(b"a" * 32, False))))
+            callers.append((caller, theirs, Records(Halves(Half(b"a" * 32, False), Half(b"b" * 32, False)))))
+            server._callers[number] = caller
+
+        def says(number: int, *messages: Any) -> None:
+            caller, peer, records = callers[number]
+            peer.sendall(records.pack(b"".join(map(msgpack.packb, messages))))
+            server._read(caller)
+
+        def call(name: bytes) -> Any:
+            return ("call", name * 16, "note", "Log.note", b"", ())
+
+        lost: tuple[Any, ...] = (("cancel", b"x" * 16), call(b"2"))
+        if greeted:
+            says(0, hello, call(b"1"))
+        else:
+            lost = hello, *lost
+        says(1, hello, call(b"3"))
+        says(0, *lost)
+        says(1, call(b"4"))
+    assert [call.id[:1] for call in server._queue] == ([b"1"] if greeted else []) + [b"3", b"4"]
+    assert list(server._cancelled) == [
+        b"x" * 16
+    ]  # who cancels another's call hangs up at once, and may have called since
+    assert [caller.closed for caller, *_ in callers] == [True, False]
 
 
 def test_a_name_that_no_row_has_room_for_costs_nobody_an_actor(shared_cluster: Callable[..., Any]) -> None:

@@ -308,7 +308,8 @@ def test_a_cancel_that_an_actor_hears_before_the_call_keeps_it_from_running(
     client = demo.client()
     queue: Any = client.actor(Queue, concurrency=concurrency)
     assert queue.note(0).result(timeout=WAIT) == [0]
-    session, cancelled = client._context(), new_future_id()
+    session, cancelled = demo.client()._context(), new_future_id()
+    session.life.begin()
     place = ask(session.db, find_actor, session.space, queue._id, strategy="off")
     secrets = ClusterSecrets(session.db, session.space)
     with wire.connect((place.ip, place.port), secrets, role=ACTOR, incarnation=queue._id) as connection:

@@ -38,6 +38,7 @@ class Caller:
         self.unsealed = bytearray()
         self.deaf = False
         self.closed = False
+        self.given_up = False  # its client has another connection since
 
     def send(self) -> bool:
         """Send what there is room for; whether all of it went."""

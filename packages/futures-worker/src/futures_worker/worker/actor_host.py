@@ -266,6 +266,8 @@ class Server:
     def _hear(self, caller: Caller, message: tuple[Any, ...]) -> None:
         kind = message[0]
         if kind == "call":
+            if caller.given_up:
+                raise ValueError("it would run after what its client has sent since")
             arrived = read_call(caller, message)
             if arrived.id in self._recorded:
                 self._arrive_again(arrived)
@@ -279,8 +281,15 @@ class Server:
             if not is_id(message[3]):
                 raise ValueError("a hello names a session")
             caller.session = message[3]
+            self._give_up_earlier(caller)
         else:
             raise ValueError(f"unknown message {kind!r}")
+
+    def _give_up_earlier(self, caller: Caller) -> None:
+        """A client that has another connection counts as lost what it sent on the one before: what is still to be read of it never runs."""
+        same = [one for one in self._callers.values() if one.session == caller.session]
+        for earlier in same[:-1]:  # in the order of their coming
+            earlier.given_up = True
 
     def _cancel(self, call_id: bytes) -> None:
         """Keep a call from beginning that waits here, or is yet to be read: its caller has another connection than who cancels it."""
