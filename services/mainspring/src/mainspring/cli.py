@@ -24,6 +24,7 @@ from mainspring.demo.commands import demo_app
 from mainspring.doctor.command import doctor
 from mainspring.migrate.command import migrate
 from mainspring.settings import effective, services_of
+from mainspring.size.command import size
 from mainspring.status import status
 from mainspring.up.command import NO_DASHBOARD, up
 from mainspring_janitor.cleaning import clean
@@ -64,6 +65,7 @@ else:
 
 app.command("top", rich_help_panel=_LOOK)(top)
 app.command("logs", rich_help_panel=_LOOK)(logs)
+app.command("size", rich_help_panel=_CLUSTER)(size)
 app.add_typer(futures_app, name="futures", rich_help_panel=_LOOK, help="What `futures-worker` does.")
 app.add_typer(leases_app, name="leases", rich_help_panel=_LOOK, help="What `lease-locks` does.")
 app.add_typer(heap_app, name="heap", rich_help_panel=_LOOK, help="What `s3heap-tender` does.")

@@ -1,0 +1,1 @@
+"""What a cluster of FoundationDB must bear for a load: `mainspring size`."""
