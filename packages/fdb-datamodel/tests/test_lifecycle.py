@@ -27,6 +27,7 @@ from fdb_datamodel import (
 )
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.table import KEYS
+from fdb_datamodel.transitions import advance as advance_module
 from fdb_schema import fdb_error_code
 
 
@@ -523,6 +524,22 @@ def test_timeouts_fire_on_the_cluster_clock(lab: Lab) -> None:
     lab.claim(worker)
     lab(dm.advance, now + 10_000_000)
     assert lab.state(started.id) == "claimed"
+
+
+def test_workers_are_looked_at_once_for_all_futures_whose_place_is_in_doubt(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.worker(total=dm.Requirements(cpu=4))
+    lab.clock(0)
+    ids = lab.submit(*(lab.spec(requirements=dm.Requirements(gpu=8), unschedulable_timeout=1.0) for _ in range(5)))
+    lab.clock(2)
+    looks = []
+    whole = advance_module.list_workers
+    monkeypatch.setattr(
+        advance_module, "list_workers", lambda *args, **named: looks.append(named) or whole(*args, **named)
+    )
+    assert lab(dm.advance, 2_000_000).moved == len(ids)
+    assert looks == [{"count": False}]
 
 
 def test_unschedulable_says_so_and_fails_only_if_asked(lab: Lab) -> None:

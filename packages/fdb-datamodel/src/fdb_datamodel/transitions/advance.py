@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 from fdb_datamodel.errors import StrayKeyError
@@ -24,6 +26,7 @@ from fdb_datamodel.transitions.workers import list_workers
 from fdb_schema import ClusterSpace, Transaction, read_range
 
 _UNSCHEDULABLE_RECHECK = 1.0  # seconds
+Totals = Callable[[], list[Requirements]]
 
 
 class Progress(NamedTuple):
@@ -41,6 +44,7 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
     """
     ch = Changes(tr, space)
     moved = 0
+    totals = cache(lambda: [status.info.total for status in list_workers(tr, space, count=False)])
     begin, end = span(ch.keys.timers)
     rows = ch.read(begin, end, limit=limit + 1)
     next_due: int | None = None
@@ -57,7 +61,7 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
         ch.clear(key)
         f = ch.load(future_id)
         if f.exists and not f.ended:
-            moved += _fire(ch, f, due, kind, now_us)
+            moved += _fire(ch, f, due, kind, now_us, totals)
     more = next_due is None and len(rows) > limit
     leftovers = ch.read_ids(ch.keys.unsettled, limit=2)
     if leftovers:
@@ -84,8 +88,8 @@ def how_late(tr: Transaction, space: ClusterSpace, now_us: int) -> int | None:
     return 0 if read_range(tr, *span(keys.unsettled), limit=1, snapshot=True) else None
 
 
-def _fire(ch: Changes, f: FutureRows, due: int, kind: str, now_us: int) -> int:
-    """One due timer of an unfinished future; 1 if the future changed. Stale ones change nothing."""
+def _fire(ch: Changes, f: FutureRows, due: int, kind: str, now_us: int, totals: Totals) -> int:
+    """One due timer of an unfinished future; 1 if the future changed. Stale ones change nothing. `totals`: what each worker has."""
     if kind == "backoff":
         if f.due != due:
             return 0
@@ -110,7 +114,7 @@ def _fire(ch: Changes, f: FutureRows, due: int, kind: str, now_us: int) -> int:
             return 1
         return 0
     if kind == "unschedulable":
-        return _check_schedulable(ch, f)
+        return _check_schedulable(ch, f, totals())
     if kind == "queue" and f.begun:
         return _ask_whether_begun(ch, f)
     fail_for_good(ch, f, timed_out(f, kind), tell_worker=True)
@@ -139,14 +143,13 @@ def _ask_whether_begun(ch: Changes, f: FutureRows) -> int:
     return 1
 
 
-def _check_schedulable(ch: Changes, f: FutureRows) -> int:
+def _check_schedulable(ch: Changes, f: FutureRows, totals: list[Requirements]) -> int:
     """Fail a queued future that no registered worker is large enough for; look again later at one that has a place."""
     shape, _, locality = f.placement
     needs = Requirements.from_shape(shape)
-    workers = list_workers(ch.tr, ch.keys.space)
-    if locality is None and not f.claimed and not any(needs.fits(status.info.total) for status in workers):
+    if locality is None and not f.claimed and not any(needs.fits(total) for total in totals):
         seconds = f.option("unschedulable_timeout")
-        largest = ", ".join(str(status.info.total) for status in workers[:3]) or "there is no live worker"
+        largest = ", ".join(map(str, totals[:3])) or "there is no live worker"
         failure = Failure(
             "unschedulable",
             f"future {show_id(f.id)} needs {needs} and for unschedulable_timeout={seconds} s no live worker had that ({largest})",
