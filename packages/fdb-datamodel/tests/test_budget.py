@@ -102,6 +102,7 @@ def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> Non
     # and latest_result, the worker's rows cleared; one mailbox row and its bell
     assert costs["turn"].changed == 2 * BATCH + 2 + BATCH + 2 + 2
     assert costs["forget"].changed == BATCH, "the mark that its submitter let it go"
+    assert costs["forget"].calls == 1
     whole = sum(costs[stage].changed for stage in ("submit", "turn", "forget"))  # the turn ends as many as it claims
     assert whole <= 7.1 * BATCH, "and 6 of one without arguments"
     assert costs["turn"].calls <= 5, "reads are in bulk"

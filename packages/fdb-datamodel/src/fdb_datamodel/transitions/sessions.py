@@ -16,7 +16,7 @@ from fdb_datamodel.rows.elements import decode_id, encode_id
 from fdb_datamodel.rows.marks import Mark
 from fdb_datamodel.rows.space import CODE, layout_of
 from fdb_datamodel.transitions.code_use import session_referrer
-from fdb_schema import ClusterSpace, RecordError, Transaction, drop_reference
+from fdb_schema import ClusterSpace, RecordError, Transaction, add_read_conflict_keys, drop_reference
 
 SESSION_BEAT_SECONDS = 5.0
 SESSION_TTL_SECONDS = 30.0
@@ -158,12 +158,13 @@ def release_futures(tr: Transaction, space: ClusterSpace, session: bytes, ids: S
     """
     ch = Changes(tr, space)
     encoded = [encode_id(one) for one in ids]
-    rows = ch.get_many([ch.keys.future(e, CODE) for e in encoded], snapshot=True)
     held = [ch.keys.held_by_session(e, session) for e in encoded]
-    for key, row in zip(held, ch.get_many(held), strict=True):
+    rows = ch.get_many([*held, *(ch.keys.future(e, CODE) for e in encoded)], snapshot=True)
+    add_read_conflict_keys(tr, held)
+    for key, row in zip(held, rows, strict=False):
         if row is not None:  # of what it submitted itself there seldom is one: a clear of nothing costs a row too
             ch.clear(key)
-    for e, code in zip(encoded, rows, strict=True):
+    for e, code in zip(encoded, rows[len(held) :], strict=True):
         if code is not None and codec.unpack_code(code)[0] == session:
             ch.set(ch.keys.garbage + e, _RELEASED)
     ch.flush()
