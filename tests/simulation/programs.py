@@ -68,6 +68,8 @@ class Programs:
         bodies.Seen.begin()
         workers.start(world)
         self.orders = [self._drawn(number) for number in range(chance.randint(5, 25))]
+        self.busy: set[int] = set()
+        """Clients that ask."""
         self.cleared = False
         for _ in range(chance.randint(1, 3)):
             world.process("asker", self.ask)
@@ -105,12 +107,15 @@ class Programs:
 
     def ask(self, process: Process, db: Any) -> None:
         chance = self.world.chance
+        process.at_death.append(lambda: self.busy.discard(process.number))
         while any(order.looks > 0 for order in self.orders):
+            self.busy.add(process.number)
             with Client(db, CLUSTER) as client:
                 for _ in range(chance.randint(1, 8)):
                     left = [order for order in self.orders if order.looks > 0]
                     if left:
                         self._see_to(client, chance.choice(left[:6]))
+            self.busy.discard(process.number)
             time.sleep(chance.choice((0.0, 0.1, 3.0)))
 
     def _see_to(self, client: Client, order: Order) -> None:
@@ -168,7 +173,7 @@ class Programs:
 
     def clear(self, _process: Process, db: Any) -> None:
         """Once all have ended, and everybody has seen it."""
-        while any(order.looks > 0 for order in self.orders):
+        while self.busy or any(order.looks > 0 for order in self.orders):
             time.sleep(1.0)
         with Client(db, CLUSTER) as client:
             for order in self.orders:
