@@ -148,6 +148,8 @@ class Machine:
         """What may not happen: exceptions that nobody caught."""
         self.preempts = 0.0
         """How probably a strand loses its turn where it takes a lock."""
+        self.kill: Callable[[Process], None]
+        """What ends a process, as by a signal."""
         self.switches = 0
         self.trace = 0
         self._queue: list[tuple[float, float, int, Callable[[], None]]] = []

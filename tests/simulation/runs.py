@@ -22,7 +22,7 @@ fdb_embedded.load()
 import fdb
 
 from fdb_embedded.engine.housekeeping import Housekeeper
-from simulation import descriptors, network, stand_ins, workers
+from simulation import descriptors, memos, network, stand_ins, workers
 from simulation.machine import START, waiting
 from simulation.together import SCENES, Together
 from simulation.world import Plan, World
@@ -38,6 +38,7 @@ MOST_MEMORY: Final = 8 << 30
 Result = dict[str, Any]
 
 workers.install()
+memos.install()
 stand_ins.take_over({select: descriptors.select_of_machine()}, descriptors.add_to)
 network.call_back_in_process(fdb.impl)
 network.call_by_own_clock(Housekeeper)

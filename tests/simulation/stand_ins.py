@@ -12,6 +12,7 @@ import importlib.util
 import itertools
 import os
 import random
+import signal
 import sys
 import time
 import types
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from greenlet import getcurrent
 
-from simulation.machine import Machine, SimulationError, Strand, current_process
+from simulation.machine import Machine, Process, SimulationError, Strand, current_process
 
 _AGAIN: Final = ("threading", "queue", "concurrent.futures.thread", "concurrent.futures._base", "concurrent.futures")
 """Modules of the standard library that hold locks, or start threads."""
@@ -228,12 +229,12 @@ def install() -> None:
     queue.__dict__["SimpleQueue"] = queue.__dict__["_PySimpleQueue"]
     _install_chance()
     pools = _load_again("concurrent.futures._base")
-    _number(threading.__dict__["Thread"])
-    _number(pools.__dict__["Future"])
+    number(threading.__dict__["Thread"])
+    number(pools.__dict__["Future"])
     pools.__dict__["id"] = hash  # by which it sorts them
 
 
-def _number(kind: Any) -> None:
+def number(kind: Any) -> None:
     """Objects that lie in sets come in the order of their making, and not in that of their addresses."""
     numbers = itertools.count()
     begin = kind.__init__
@@ -252,6 +253,9 @@ def _tell(arguments: Any) -> None:
     sys.__excepthook__(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
 
 
+_gmtime: Final = time.gmtime
+
+
 def _clocks(monotonic: Callable[[], float], wall: Callable[[], float]) -> dict[str, Any]:
     return {
         "monotonic": monotonic,
@@ -260,6 +264,7 @@ def _clocks(monotonic: Callable[[], float], wall: Callable[[], float]) -> dict[s
         "perf_counter_ns": lambda: int(monotonic() * 1e9),
         "time": wall,
         "time_ns": lambda: int(wall() * 1e9),
+        "gmtime": lambda seconds=None: _gmtime(wall() if seconds is None else seconds),
         "clock_gettime": lambda which: Stage.machine.boottime() if which == _BOOTTIME else monotonic(),
         "sleep": lambda seconds: Stage.machine.block(seconds) and None,
     }
@@ -380,10 +385,15 @@ def _os_of_processes() -> types.ModuleType:
         return os.getpid() if process is None else process.pid
 
     def kill(pid: int, number: int) -> None:
-        if number:
-            raise NotImplementedError(f"a signal {number} to {pid}")
-        if Stage.machine.process_of(pid) is None:
+        process = Stage.machine.process_of(pid)
+        if process is None:
             raise ProcessLookupError(pid)
+        if number in (signal.SIGTERM, signal.SIGKILL) and isinstance(process, Process):
+            Stage.machine.kill(process)
+            if process is current_process():
+                Stage.machine.block(None)
+        elif number:
+            raise NotImplementedError(f"a signal {number} to {process.name}")
 
     # With one core nobody stays awake for what is about to come: here no time would pass meanwhile.
     shim.__dict__.update(getpid=getpid, kill=kill, sched_getaffinity=lambda _pid: {0})

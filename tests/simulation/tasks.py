@@ -41,6 +41,13 @@ def visit(actor: Any, times: int) -> int:
     return times
 
 
+def computed(number: int) -> tuple[int, int, bytes]:
+    """A memoized function: another value whenever it runs."""
+    from simulation.memos import Book
+
+    return Book.compute(number)
+
+
 class Tally:
     """An actor that counts what it is told, and tells what it has told so far."""
 

@@ -12,6 +12,7 @@ from simulation.futures import Futures
 from simulation.heaps import Heaps
 from simulation.leases import Leases
 from simulation.machine import Process
+from simulation.memos import Memos
 from simulation.programs import Programs
 from simulation.world import CLUSTER, World
 
@@ -21,6 +22,7 @@ SCENES: Final[dict[str, Callable[[World], Any]]] = {
     "futures": Futures,
     "actors": Actors,
     "programs": Programs,
+    "memos": Memos,
 }
 _EVERY: Final = 5.0
 """Seconds between two rounds of a janitor's duties."""

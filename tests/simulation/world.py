@@ -82,7 +82,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.machine = Stage.machine = Machine(self.seed)
-        self.machine.preempts = self.plan.preempts
+        self.machine.preempts, self.machine.kill = self.plan.preempts, self.kill
         self.chance = random.Random(f"{self.seed} world")
         random.seed(self.seed)
         self.name = f"simulation-{self.seed}"
@@ -92,10 +92,12 @@ class World:
 
     # --- processes
 
-    def process(self, name: str, main: Callable[[Process, Any], None], *, restarts: bool = True) -> Process:
+    def process(
+        self, name: str, main: Callable[[Process, Any], None], *, restarts: bool = True, host: str = ""
+    ) -> Process:
         """A process that runs `main(process, database)`; killed, another one takes its place if it `restarts`."""
         number, chance = len(self.machine.processes), self.chance
-        host = f"host-{chance.randrange(3)}"
+        host = host or f"host-{chance.randrange(3)}"
         process = Process(number, host, f"{name}-{number}")
         if self.plan.drift:
             process.rate = chance.choice((1.0, 0.95, 1.05, chance.uniform(0.95, 1.05)))
