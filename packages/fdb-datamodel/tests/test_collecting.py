@@ -473,6 +473,100 @@ def test_a_page_of_a_sweep_goes_on_where_it_had_enough_to_judge(lab: Lab, cleane
     assert pages == [3, 3, 1]
 
 
+def test_the_grace_begins_with_its_sessions_last_death_though_it_was_back_for_less_than_a_grace(
+    lab: Lab, cleaner: Cleaner
+) -> None:
+    """Else what a client had, that was paused twice within a grace, was gone with its second pause."""
+    worker = lab.worker()
+    cleaner.beat(lab.session)
+    (one,) = lab.submit(lab.spec())
+    realize(lab, worker)
+    assert cleaner.later(40) == 1
+    cleaner.collect()
+    cleaner.later(GRACE / 4, lab.session)
+    cleaner.collect()
+    assert cleaner.later(GRACE) == 1
+    cleaner.collect()
+    assert lab.state(one) == "realized"
+    cleaner.later(GRACE + 1)
+    assert cleaner.collect().futures == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_grace_of_what_somebody_had_run_again_begins_when_that_has_ended(
+    lab: Lab, cleaner: Cleaner, fails: bool
+) -> None:
+    cleaner.beat(lab.session)
+    (one,) = lab.submit(lab.spec())
+    worker = lab.worker(9)
+    if fails:
+        lab(dm.fail_future, lab.claim(worker)[0], "x", True)
+    else:
+        realize(lab, worker)
+    lab(dm.release_futures, lab.session, [one])
+    cleaner.collect()
+    cleaner.later(GRACE / 2, lab.session)
+    assert lab(dm.resubmit_future, one, 0)
+    cleaner.later(GRACE / 4, lab.session)
+    cleaner.collect()
+    realize(lab, worker)
+    cleaner.later(GRACE / 2, lab.session)
+    cleaner.collect()
+    cleaner.later(GRACE - 1, lab.session)
+    cleaner.collect()
+    assert lab.state(one) == "realized"
+    cleaner.later(2, lab.session)
+    assert cleaner.collect().futures == 1
+
+
+def test_what_a_sweep_judges_in_vain_is_work_after_which_it_pauses(
+    memory_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks that run yet and that nobody awaits: a worker judged all of them again and again, without a pause."""
+    lab, pages = memory_lab, 0
+    second, looks = 0, itertools.count()
+    lab.clock(1)
+    lab(dm.beat_session, lab.session, 1)
+    ids = lab.submit(*(lab.spec() for _ in range(500)))
+    lab(dm.release_futures, lab.session, ids)
+
+    def counted(*args: Any) -> Any:
+        nonlocal pages
+        pages += 1
+        return sweep_page(*args)
+
+    monkeypatch.setattr("fdb_datamodel.collector.sweep_page", counted)
+    # Each look at the clock takes a twentieth of a second.
+    collector = dm.Collector(lab.db, lab.space, grace=1.0, interval=2.0, clock=lambda: second + 0.05 * next(looks))
+    for second in range(2, 62):
+        lab.clock(second)
+        looks = itertools.count()
+        collector.tick(0.05)
+    assert 20 <= pages <= 100, "not more often than once in twenty times of what it takes"
+
+
+@pytest.mark.parametrize("code", [1007, 2101])
+def test_a_page_that_is_too_much_for_a_transaction_is_swept_in_less(
+    lab: Lab, cleaner: Cleaner, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaner.beat(lab.session)
+    ids = let_go(lab, 40)
+    cleaner.collect()
+    cleaner.later(GRACE + 1, lab.session)
+    limits = []
+
+    def too_much(tr: Any, space: Any, after: bytes, grace: float, limit: int) -> Any:
+        limits.append(limit)
+        page = sweep_page(tr, space, after, grace, limit)
+        if page.deleted > 15:
+            raise fdb.FDBError(code)
+        return page
+
+    monkeypatch.setattr("fdb_datamodel.collector.sweep_page", too_much)
+    assert cleaner.collect().futures == len(ids)
+    assert limits[:4] == [50, 25, 12, 50]
+
+
 @pytest.mark.parametrize("needed", ["held", "depended on"])
 def test_what_is_needed_again_while_it_is_swept_is_not_deleted(lab: Lab, cleaner: Cleaner, needed: str) -> None:
     cleaner.beat(lab.session)

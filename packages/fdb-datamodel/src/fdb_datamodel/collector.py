@@ -23,10 +23,10 @@ from fdb_datamodel.transitions.sessions import (
     declare_session_dead,
     session_sightings,
 )
-from fdb_datamodel.transitions.sweep import sweep_page
+from fdb_datamodel.transitions.sweep import JUDGED, Swept, sweep_page
 from fdb_datamodel.transitions.workers import list_forgotten, reap
 from fdb_datamodel.trial import TrialCommits
-from fdb_schema import ClusterSpace, Database
+from fdb_schema import ClusterSpace, Database, Transaction, fdb_error_code
 from fdb_schema.database import as_database
 from idempotent_txn import run
 
@@ -40,6 +40,7 @@ _PAUSE = 20
 _LONGEST = 5.0
 """Seconds, at most, that a step of a pass works: what takes longer than a transaction lives has stood still, or waited for a
 database that gave no answer."""
+_TOO_LARGE = 2101  # a transaction
 _FRUITFUL = (5, 20)
 """Times the seconds of a tick for which a sweep goes on that finds something: it has to keep up with what clients let go. The more
 often, up to the second, the longer sweeps take than lies between two of them.
@@ -99,7 +100,7 @@ class Collector:
         self._observer: Observer[SessionSighting] = Observer(session_ttl, TrialCommits(self._db, self._space))
         self._look_seconds = session_ttl / _LOOKS_PER_TTL
         self._next_look = float("-inf")
-        self._swept = False  # whether there was anything to judge in the last page of a sweep
+        self._fruit = 0.0  # of what the last page of a sweep judged, the share that it changed
         self._pass_under_way = _Paced(self, sweep=False)
         self._sweep_under_way = _Paced(self, sweep=True)
 
@@ -166,9 +167,25 @@ class Collector:
     def _sweep(self) -> Iterator[Collected]:
         after: bytes | None = b""
         while after is not None:
-            page = run_apart(self._db, self._space, sweep_page, self._space, after, self._grace)
-            after, self._swept = page.after, page.judged > 0
+            page = self._sweep_page(after)
+            after, self._fruit = page.after, page.changed / max(1, page.judged)
             yield Collected(futures=page.deleted, results=page.shed)
+
+    def _sweep_page(self, after: bytes) -> Swept:
+        """A page, or less of it where its transaction lives too long or grows too large: no sweep would ever come past it."""
+        limit = 2 * JUDGED
+
+        def less_each_time(tr: Transaction) -> Swept:
+            nonlocal limit
+            limit = max(1, limit // 2)
+            return sweep_page(tr, self._space, after, self._grace, limit)
+
+        while True:
+            try:
+                return run_apart(self._db, self._space, less_each_time)
+            except Exception as error:
+                if fdb_error_code(error) != _TOO_LARGE or limit == 1:
+                    raise
 
 
 class _Paced:
@@ -184,7 +201,10 @@ class _Paced:
         self._longer = _FRUITFUL[0]
 
     def tick(self, seconds: float, found: Collected) -> None:
-        """Go on for about `seconds`, or several times that while a sweep finds what to judge."""
+        """Go on for about `seconds`, or up to several times that where a sweep changes what it judges.
+
+        What it judges in vain (it runs yet, or is held) it judges again in the next: that counts as work, as a pass does.
+        """
         of = self._of
         begun = of._clock()
         if self._steps is None and begun >= self._next:
@@ -201,11 +221,10 @@ class _Paced:
         for step in self._steps:
             found.add(step)
             now = of._clock()
-            fruitful = self._is_sweep and of._swept
-            if not fruitful:
-                self._busy += min(now - last, _LONGEST)
+            fruit = of._fruit if self._is_sweep else 0.0
+            self._busy += (1 - fruit) * min(now - last, _LONGEST)
             last = now
-            if now - begun >= (self._longer * seconds if fruitful else seconds):
+            if now - begun >= (1 + (self._longer - 1) * fruit) * seconds:
                 return
         self._steps = None
         least, most = _FRUITFUL

@@ -11,6 +11,7 @@ from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.marks import Mark, read_mark
 from fdb_datamodel.rows.records import Failure, FutureResult, WorkerId
 from fdb_datamodel.rows.space import DUE, EPOCH, FAILURE, LATE, LATEST_RESULT, UNCHARGED
 from fdb_datamodel.rows.states import FutureState
@@ -113,6 +114,14 @@ def reconstruct(ch: Changes, f: FutureRows, *, lost: bool) -> FutureState:
     ch.put(f, EPOCH, codec.pack((f.epoch + 1, f.attempts)))
     place(ch, f)
     return state_after_placing(ch, f)
+
+
+def begin_grace_anew(ch: Changes, f: FutureRows) -> None:
+    """Somebody asked for it to run again: no sweep sees that it does, where it ends within the grace that had begun."""
+    key = ch.keys.garbage + f.e
+    row = ch.get_many([key])[0]
+    if row is not None and (mark := read_mark(row)).since is not None:
+        ch.set(key, Mark(mark.released).pack())
 
 
 def miss_inputs(

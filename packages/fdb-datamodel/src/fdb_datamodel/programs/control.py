@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from fdb_datamodel.errors import FutureStateError
-from fdb_datamodel.lifecycle.copies import reconstruct
+from fdb_datamodel.lifecycle.copies import begin_grace_anew, reconstruct
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
 from fdb_datamodel.lifecycle.placement import come_back, set_timer
 from fdb_datamodel.lifecycle.programs import prepare_again
@@ -148,6 +148,7 @@ def resume_program(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes
     if not f.failed:
         return False
     prepare_again(ch, f)
+    begin_grace_anew(ch, f)
     reconstruct(ch, f, lost=False)
     finish(ch)
     return True

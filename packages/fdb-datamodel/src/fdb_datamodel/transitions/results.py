@@ -9,7 +9,15 @@ from uuid import UUID
 
 from fdb_datamodel.actors import forget_actor
 from fdb_datamodel.errors import FutureStateError, OversizeError
-from fdb_datamodel.lifecycle.copies import add_copy, find_copy, forget_copy, name_latest, reconstruct, recover
+from fdb_datamodel.lifecycle.copies import (
+    add_copy,
+    begin_grace_anew,
+    find_copy,
+    forget_copy,
+    name_latest,
+    reconstruct,
+    recover,
+)
 from fdb_datamodel.lifecycle.copies import live_copies as _live_copies
 from fdb_datamodel.lifecycle.endings import finish, forget_results, stored_copies
 from fdb_datamodel.lifecycle.placement import withdraw
@@ -196,6 +204,7 @@ def resubmit_future(tr: Transaction, space: ClusterSpace, future_id: UUID | byte
         raise FutureStateError(f"future {show_id(f.id)} is a call of an actor or a put: it has no code to run again")
     if f.failed and f.option("durable"):
         prepare_again(ch, f)
+    begin_grace_anew(ch, f)
     reconstruct(ch, f, lost=f.realized)
     finish(ch)
     return True

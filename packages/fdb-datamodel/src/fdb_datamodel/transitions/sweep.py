@@ -12,33 +12,40 @@ from typing import NamedTuple
 
 from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.lifecycle.endings import finish, free_copy, stored_copies
+from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, is_id, split_id
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.marks import Mark, read_mark
 from fdb_datamodel.rows.records import NO_SESSION
-from fdb_datamodel.rows.space import span
+from fdb_datamodel.rows.space import CODE, span
 from fdb_datamodel.transitions.results import BESIDE, erase
-from fdb_schema import ClusterSpace, Transaction, read_clock, read_range
+from fdb_schema import ClusterSpace, RecordError, Transaction, read_clock, read_range
 
 _PAGE = 400
-_JUDGED = 50
+JUDGED = 50
+"""In a page at most, unless its caller says another number."""
 _DEPENDENTS_LOOKED_AT = 50
 
 
 class Swept(NamedTuple):
-    """deleted, shed: how many. judged: what had to be looked at closely. after: where the next page begins, None after the last."""
+    """deleted, shed: how many. judged: what had to be looked at closely. after: where the next page begins, None after the last.
+
+    changed: of those judged, how many were deleted or shed, or got another mark: the others will be judged again in the next sweep.
+    """
 
     deleted: int = 0
     shed: int = 0
     judged: int = 0
     after: bytes | None = None
+    changed: int = 0
 
 
-def sweep_page(tr: Transaction, space: ClusterSpace, after: bytes, grace: float, limit: int = _JUDGED) -> Swept:
+def sweep_page(tr: Transaction, space: ClusterSpace, after: bytes, grace: float, limit: int = JUDGED) -> Swept:
     """Judge marked futures: some are deleted, of some the result goes and the record stays as lineage.
 
-    What its mark says is in its grace, and nothing refers to, isn't looked at: a page is of hundreds of marks, or of `limit` to judge.
+    What its mark says is in its grace, and nothing refers to, isn't looked at, unless it was nobody's and its session is there again: a
+    page is of hundreds of marks, or of `limit` to judge.
     """
     ch = Changes(tr, space)
     marks = ch.keys.garbage
@@ -48,14 +55,10 @@ def sweep_page(tr: Transaction, space: ClusterSpace, after: bytes, grace: float,
     now = read_clock(tr, space)
     following = None if len(rows) < _PAGE else rows[-1][0] + b"\x00"
     beside = _Beside(ch, rows[0][0][len(marks) :], rows[-1][0][len(marks) :])
-    chosen: list[bytes] = []
-    for key, value in rows:
-        e = key[len(marks) :]
-        if len(chosen) == limit:
-            following = key
-            break
-        if is_id(e) and not (read_mark(value).in_grace(now, grace) and beside.is_empty(ch.keys.references, e)):
-            chosen.append(e)
+    chosen, at = _to_judge(
+        ch, [(key[len(marks) :], read_mark(value)) for key, value in rows], now, grace, beside, limit
+    )
+    following = following if at is None else marks + at
     ch.read_ahead((ch.keys.futures + e, ch.keys.futures + e + b"\xff", 0) for e in chosen)
     judged = [
         (f, _judge(ch, f, mark, now, grace, beside))
@@ -70,8 +73,44 @@ def sweep_page(tr: Transaction, space: ClusterSpace, after: bytes, grace: float,
             done += 1
         elif verdict == "shed":
             shed += _shed(ch, f)
+    changed = done + shed + sum(not verdict and marks + f.e in ch.writes for f, verdict in judged)
     finish(ch)
-    return Swept(done, shed, len(chosen), following)
+    return Swept(done, shed, len(chosen), following, changed)
+
+
+def _to_judge(
+    ch: Changes, found: list[tuple[bytes, Mark]], now: int, grace: float, beside: _Beside, limit: int
+) -> tuple[list[bytes], bytes | None]:
+    """Of the marks of a page those to look at, at most `limit`; and the first that is left for the next page, if one is."""
+    waiting = {e: m for e, m in found if m.in_grace(now, grace) and is_id(e) and beside.is_empty(ch.keys.references, e)}
+    back = _came_back(ch, [e for e, mark in waiting.items() if not mark.released])
+    chosen: list[bytes] = []
+    for e, _ in found:
+        if len(chosen) == limit:
+            return chosen, e
+        if is_id(e) and (e in back or e not in waiting):
+            chosen.append(e)
+    return chosen, None
+
+
+def _came_back(ch: Changes, orphans: list[bytes]) -> set[bytes]:
+    """Of futures that were nobody's, those whose session is there again: they are to be judged, or would have their grace from its
+    first death after its next one. By snapshot; also those of which it can't be read whose they are.
+    """
+    back: set[bytes] = set()
+    owners: dict[bytes, bytes] = {}
+    for e, row in zip(orphans, ch.get_many([ch.keys.future(e, CODE) for e in orphans], snapshot=True), strict=True):
+        try:
+            owner = NO_SESSION if row is None else codec.unpack_code(row)[0]
+        except RecordError:
+            back.add(e)
+            continue
+        if owner != NO_SESSION:
+            owners[e] = owner
+    sessions = list(set(owners.values()))
+    rows = ch.get_many([ch.keys.session(one) for one in sessions], snapshot=True)
+    living = {one for one, row in zip(sessions, rows, strict=True) if row is not None}
+    return back | {e for e, owner in owners.items() if owner in living}
 
 
 class _Beside:
