@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any, Final
 
 from futures_worker import current_client, now, publish, sleep, step, wait, wait_for_event
@@ -28,12 +29,14 @@ class Seen:
     """What a request got, and the first attempt that was told so."""
     runs: dict[Place, list[tuple[int, int]]]
     """Attempts that ran a step."""
+    children: dict[tuple[bytes, int, int], bytes]
+    """By a program's prefix of rows, the number of a request and their own: what was submitted by it."""
     numbers: Iterator[int]
 
     @classmethod
     def begin(cls) -> None:
         """A new run."""
-        cls.values, cls.runs, cls.numbers = {}, {}, itertools.count(1)
+        cls.values, cls.runs, cls.children, cls.numbers = {}, {}, {}, itertools.count(1)
 
 
 def _attempt() -> tuple[bytes, tuple[int, int]]:
@@ -89,6 +92,15 @@ def shaky(place: int) -> int:
     return number
 
 
+def child(key: bytes, place: int, number: int, seconds: float) -> int:
+    """A task that a program submits: one future for each request, whatever becomes of its attempts."""
+    me, _ = _attempt()
+    known = Seen.children.setdefault((key, place, number), me)
+    if known != me:
+        break_law(f"request {place} of {key!r} submitted child {number} twice: {known.hex()}, {me.hex()}")
+    return value_of(number, seconds, 0)[0]
+
+
 def count(tr: Any, key: bytes, place: int) -> int:
     """A transactional step: where it was made, in the order of all of one program's."""
     so_far = int(tr.get(key + b"count").value or b"0") + 1
@@ -115,12 +127,11 @@ def ask(op: Op, place: int, key: bytes) -> Any:
     if kind == "count":
         return seen(place, step(count, key, place, tr=True)) and None
     if kind == "child":
-        return client.submit(value_of, value, 0.1, 0, **PATIENT).result()[0]
+        return client.submit(child, key, place, value, 0.1, **PATIENT).result()
     if kind == "children":
-        children = client.map(value_of, range(value), [0.05] * value, [0] * value, **PATIENT)
-        return [one[0] for one in client.gather(children, progress=False)]
+        return client.gather(client.map(partial(child, key, place), range(value), [0.05] * value, **PATIENT))
     if kind == "first":
-        some = client.map(value_of, range(value), [0.3] * value, [0] * value, **PATIENT)
+        some = client.map(partial(child, key, place), range(value), [0.3] * value, **PATIENT)
         seen(place, [str(one.id) for one in some if one in wait(some, return_when="FIRST_COMPLETED").done])
     elif kind == "put":
         return client.put(value).result()

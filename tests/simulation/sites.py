@@ -38,7 +38,7 @@ def begin(world: World) -> bool:
     liveness.HEAD = world.chance.choice((1, 16))  # few workers are many then
     Site.world, Site.servers, Site.databases = world, {}, {}
     Site.chance = random.Random(f"{world.seed} site")
-    Site.crashes = Site.chance.choice((0.0, 0.0, 0.02))
+    Site.crashes = Site.chance.choice((0.0, 0.0, 0.02, 0.1))
     Site.breaks = Site.chance.choice((0.0, 0.0, 2.0, 20.0))
     return True
 
