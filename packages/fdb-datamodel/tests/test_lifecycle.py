@@ -715,3 +715,15 @@ def test_a_deleted_future_is_not_brought_back_by_a_submit_of_its_key(lab: Lab) -
     assert lab.claim(worker) == []
     with pytest.raises(FutureDeletedError):
         lab.state(future_id)
+
+
+def test_what_is_submitted_late_and_was_collected_meanwhile_is_not_made_again(lab: Lab) -> None:
+    """By a client that was stopped in the midst of its submit, or whose actor recorded a call before it did."""
+    made = dm.new_future_id()
+    old = (int.from_bytes(made[:6], "big") - 60_000).to_bytes(6, "big") + made[6:]
+    lab.submit(lab.spec(id=old))
+    lab(dm.delete_future, old)
+    assert lab.submit(lab.spec(id=old)) == [old]
+    with pytest.raises(FutureDeletedError):
+        lab.state(old)
+    assert dm.validate(lab.db, lab.space) == []

@@ -34,6 +34,7 @@ from fdb_schema import ClusterSpace, Transaction, add_reference, get_blob, put_s
 INLINE_LIMIT = 90_000  # bytes of a value; more goes to a blob
 MOST_DEPENDENCIES = 4_000  # their ids are one value, their edges one transaction
 _ZERO: Shape = (0, 0, 0)
+_LATE_MS = 10_000  # after which a submit is no longer surely the first of its id: no session is taken for dead sooner
 
 
 def submit_future(tr: Transaction, space: ClusterSpace, spec: FutureSpec) -> UUID:
@@ -146,16 +147,22 @@ def submit_claimed(
 def _present(ch: Changes, specs: Sequence[FutureSpec], encoded: Sequence[bytes], *before: bytes) -> list[bytes | None]:
     """The rows of the keys `before`, then one of each future that is there or was deleted, None of others.
 
-    An id made for one submit (UUIDv7) can't have been deleted before it; one that a key names can.
+    An id that was made for one submit (UUIDv7) a moment ago can't have been deleted before it; one that a key names can, and one
+    that is submitted late, by a client that was stopped or cut off: its future may have been there, and its session been dead.
     """
     futures = ch.keys.futures
     found = ch.get_many([*before, *[futures + e + CODE for e in encoded]])
-    named = [at for at, spec in enumerate(specs) if spec.id[6] >> 4 != 7]
+    named = [at for at, spec in enumerate(specs) if spec.id[6] >> 4 != 7 or _is_late(ch, spec.id)]
     if named:
         tombstones = ch.get_many([ch.keys.future(encoded[at], DELETED) for at in named])
         for at, tombstone in zip(named, tombstones, strict=True):
             found[at + len(before)] = found[at + len(before)] or tombstone
     return found
+
+
+def _is_late(ch: Changes, future_id: bytes) -> bool:
+    """By the clock that its id was made with, which may have been set since."""
+    return abs(ch.wall_us // 1000 - int.from_bytes(future_id[:6], "big")) > _LATE_MS
 
 
 def _submit_special(ch: Changes, spec: FutureSpec, e: bytes, fresh: set[bytes]) -> bool:
