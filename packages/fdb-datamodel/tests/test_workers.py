@@ -482,3 +482,13 @@ def test_a_newer_format_is_refused(broken_lab: Lab) -> None:
     for act in (lambda: broken_lab(dm.open_cluster), lambda: broken_lab.worker(2)):
         with pytest.raises(NewerFormatError, match="upgrade"):
             act()
+
+
+def test_what_a_dead_worker_left_at_its_address_takes_no_place_among_the_first_ones(lab: Lab) -> None:
+    """Else nobody is seen where many left something, and each worker believes to be the first."""
+    dead, *living = [lab.worker(port) for port in (1, 2, 3)]
+    lab.submit(lab.spec())
+    lab.claim(dead)
+    lab.kill(dead)
+    assert [status.id for status in lab(dm.list_workers, first=2)] == living
+    lab.reap()

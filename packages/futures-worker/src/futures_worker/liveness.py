@@ -41,6 +41,9 @@ TTL_SECONDS: Final = 5.0
 HEAD = 16
 """The first workers by address: they look at all of them. The others, and clients, look at these often and at all seldom, so
 that what a cluster reads of its workers rises with their number, and not with its square."""
+_WIDER = 4
+"""By how many more workers each dead one of the head widens the looks of the others for a while. Those behind it may have died with it,
+and only who looks at one for a TTL can judge it: HEAD at a time they were dead for minutes."""
 
 
 class WorkerObserver(Observer[WorkerSighting]):
@@ -82,16 +85,36 @@ class Breadth:
     def __init__(self) -> None:
         self._all = 0  # how many there were when all were looked at last
         self._next_whole = self._whole_until = float("-inf")
+        self._died = 0  # lately, of those that were looked at
+        self._wide_until = float("-inf")
 
     def first(self, now: float) -> int:
         """Of `see_workers`."""
-        return 0 if self._all <= HEAD or now < self._whole_until or now >= self._next_whole else HEAD
+        if self._all <= HEAD or now < self._whole_until or now >= self._next_whole:
+            return 0
+        if now >= self._wide_until:
+            self._died = 0
+        first = HEAD + _WIDER * self._died
+        return first if first < self._all else 0
 
-    def looked(self, now: float, seen: int, *, first: int, pause: float) -> None:
-        """So many were seen by a look at `first`; `pause`: seconds between two looks at all, were there no more than the head has."""
+    @property
+    def share(self) -> float:
+        """Of all workers, as far as is known, that of the head."""
+        return min(1.0, HEAD / max(1, self._all))
+
+    def looked(
+        self, now: float, seen: int, *, first: int, pause: float, dead: int = 0, ttl: float = TTL_SECONDS
+    ) -> None:
+        """So many were seen by a look at `first`; `pause`: seconds between two looks at all, were there no more than the head has.
+
+        dead: of them, whom nobody had declared dead yet.
+        """
         if not first:
             self._all = seen
             self._next_whole = now + pause * seen / HEAD
+        if dead:
+            self._died = dead + (self._died if now < self._wide_until else 0)
+            self._wide_until = now + 3 * ttl
 
     def look_at_all(self, until: float) -> None:
         """There may be dead ones that nobody of the head sees."""
@@ -122,9 +145,7 @@ class Caretaker:
         first = 0 if self._all else self._breadth.first(now)
         seen, left = ask(self._db, see_workers, self._space, first, strategy="off")
         dead = find_dead(self._observer, seen, now)
-        self._breadth.looked(now, len(seen), first=first, pause=TTL_SECONDS)
-        if dead:  # all may be, and to see that takes a TTL of looks at all
-            self._breadth.look_at_all(now + 3 * TTL_SECONDS)
+        self._breadth.looked(now, len(seen), first=first, pause=TTL_SECONDS, dead=len(dead))
         declared = [sighting.id for sighting in dead if ask(self._db, declare_dead, self._space, sighting)]
         if dead or left:  # also what another observer declared dead and didn't finish
             while self._apart(reap) is not False:

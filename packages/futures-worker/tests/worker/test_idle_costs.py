@@ -186,6 +186,39 @@ def test_whoever_dies_of_many_is_declared_dead_and_the_clock_goes_on(
     assert validate(house.db, SPACE) == []
 
 
+def test_where_far_more_die_at_once_than_the_head_has_they_are_not_judged_one_head_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(liveness, "HEAD", 2)
+    house = House(18)
+    house.live(5)
+    house.stopped.update(range(16))
+    clock = house.clock()
+    passed = house.live(16 * TTL_SECONDS, lambda: len(run(house.db, list_workers, SPACE)) == 2)
+    assert passed <= 5 * TTL_SECONDS, "of eight heads in turn each would take a TTL"
+    assert house.clock() - clock >= passed / 2
+
+
+def test_who_declares_all_of_the_head_dead_takes_the_place_of_none_of_them_that_is_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had seen nobody else that lives, and others are before it all the same."""
+    monkeypatch.setattr(liveness, "HEAD", 2)
+    house = House(6)
+    house.live(5)
+    last = house.keepers[-1]
+    last._breadth._next_whole = float("inf")
+    declared: list[WorkerId] = []
+    beats = itertools.count(1000)
+    while not declared:
+        house.now += 1.0
+        for worker in house.ids[2:]:
+            run(house.db, heartbeat, SPACE, worker, Heartbeat(counter=next(beats)))
+        declared = last.look()
+    assert declared == house.ids[:2]
+    assert not last.leads and not last.in_head
+
+
 def test_who_waits_looks_at_few_of_many_workers_and_at_all_where_one_of_those_is_dead(
     seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,7 +149,7 @@ def is_live(tr: Transaction, space: ClusterSpace, worker: WorkerId) -> bool:
 def list_workers(tr: Transaction, space: ClusterSpace, *, count: bool = True, first: int = 0) -> list[WorkerStatus]:
     """Every registered worker, by snapshot; claims and assignments are counted up to 1,000 each, unless not `count`.
 
-    first: only those of so many addresses, the first in order.
+    first: only so many, the first in the order of their addresses.
     """
     found = []
     for worker, info, beat in _registered(tr, space, first):
@@ -349,9 +349,10 @@ def _list_forgotten(ch: Changes, worker: WorkerId) -> int:
 def _registered(
     tr: Transaction, space: ClusterSpace, first: int = 0
 ) -> list[tuple[WorkerId, WorkerInfo, Heartbeat | None]]:
-    """Every registered worker, or those of the `first` addresses that have rows of workers."""
-    return [
+    """Every registered worker, or the `first` ones in the order of their addresses."""
+    found = (
         _worker_from(at.ip, at.port, at.incarnation, at.heartbeat)
-        for at in islice(addresses(Changes(tr, space)), first or None)
-        if at.incarnation is not None
-    ]
+        for at in addresses(Changes(tr, space))
+        if at.incarnation is not None  # others have only what their dead ones left
+    )
+    return list(islice(found, first or None))

@@ -3,7 +3,8 @@
 The first of the living, by address, keeps the clock, fires timers and looks often at who lives. The next ones, those of the head
 (`liveness.HEAD`), stand by: they look every `FOLLOW_SHARE` of a TTL, so that they can judge the dead as soon as the first can, and
 do its work for a TTL when they find the clock standing, or a timer late by more than `LATE_SECONDS`. Two who believe at once to be
-first do no harm. All others look at the head, of which they are when those before them are dead, and seldom at all.
+first do no harm. All others look at the head, of which they are when those before them are dead, and seldom at all. All of the head may have
+died at once: so these do its work too when they find that nobody does, about as many of them as stand by, and the more the longer.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Housekeeping:
         self._now_us = 0  # of the cluster's clock, at the last tick
         self._first = self.in_head = True  # as far as is known; at the start, until the first look
         self._stand_in_until = 0.0
+        self._stood = 0  # ticks in a row that found the clock standing, or a timer late
         self._rush = False  # something is to be settled now
         self._told: dict[
             Callable[[], object], tuple[str, float]
@@ -119,8 +121,11 @@ class Housekeeping:
             fires = late is not None
         else:
             (self._now_us, kept), late = run(self._db, self._observe, strategy="off")
-            fires = self.in_head and late is not None and late > LATE_SECONDS * MICROSECONDS
-            if fires or (self.in_head and not kept):
+            fires = late is not None and late > LATE_SECONDS * MICROSECONDS
+            self._stood = 0 if kept and not fires else self._stood + 1
+            if not self.in_head and random.random() >= self._breadth.share * 2.0 ** min(self._stood - 1, 30):
+                fires, kept = False, True  # it is left to others
+            if fires or not kept:
                 self._stand_in_until = self._monotonic() + self._ttl
         self._next_tick = self._monotonic() + self._tick_seconds()
         if fires:
@@ -150,13 +155,16 @@ class Housekeeping:
         first = 0 if self.in_head else self._breadth.first(now)
         seen, left = run(self._db, see_workers, self._space, first, strategy="off")
         dead = find_dead(self._observer, seen, now)
-        self._breadth.looked(now, len(seen), first=first, pause=self._pause())
+        self._breadth.looked(now, len(seen), first=first, pause=self._pause(), dead=len(dead), ttl=self._ttl)
         try:
             return self._give_back(dead, left)
         finally:
             gone = {sighting.id for sighting in dead}
             live = [status for status in seen if status.id not in gone]
-            self._see_who_is_first(live)
+            me = self._me()
+            # Behind a look at some there may be others before this one: it takes no dead one's place until it sees itself.
+            if not (me and len(seen) == first and (me.ip, me.port) > (seen[-1].id.ip, seen[-1].id.port)):
+                self._see_who_is_first(live)
             if not first:
                 self._live = live
                 self._on_peers(live)
