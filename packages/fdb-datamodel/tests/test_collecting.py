@@ -14,6 +14,9 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Claim, Collected, FutureResult, WorkerId
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.space import layout_of
 from fdb_datamodel.transitions.sweep import shed_results, sweep_page
 from fdb_schema import LEASE_PIN, BlobMissingError, put_blob, unpin_blob
 from idempotent_txn import run
@@ -543,6 +546,31 @@ def test_what_a_sweep_judges_in_vain_is_work_after_which_it_pauses(
         looks = itertools.count()
         collector.tick(0.05)
     assert 20 <= pages <= 100, "not more often than once in twenty times of what it takes"
+
+
+@pytest.mark.parametrize("damaged", ["name of an actor", "holder of a name", "claim", "latest_result", "args"])
+def test_a_damaged_row_keeps_nothing_from_being_collected(memory_lab: Lab, damaged: str) -> None:
+    lab, cleaner = memory_lab, Cleaner(memory_lab)
+    cleaner.beat(lab.session)
+    up = lab.spec()
+    down = lab.spec(dependencies=(up.id,), allow_reconstruction=False)
+    ids = lab.submit(up, down)
+    worker = lab.worker(9)
+    while realize(lab, worker):
+        pass
+    lab(dm.release_futures, lab.session, ids)
+    keys, e = layout_of(lab.space), encode_id(down.id)
+    lab.set_row(keys.name_of_actor(e), codec.pack("name"))
+    lab.set_row(keys.actor_name("name"), codec.pack(down.id))
+    rows = {"name of an actor": keys.name_of_actor(e), "holder of a name": keys.actor_name("name")}
+    lab.set_row(rows.get(damaged) or keys.future(e, b"\x02" + damaged.encode() + b"\x00"), b"\xff\xff")
+    for _ in range(5):
+        cleaner.collect()
+        cleaner.later(GRACE + 1, lab.session)
+    for one in ids:
+        with pytest.raises(dm.FutureDeletedError):
+            lab.state(one)
+    lab.set_row(keys.actor_name("name"), None)
 
 
 @pytest.mark.parametrize("code", [1007, 2101])

@@ -8,6 +8,7 @@ edge to the actor; so it fails with the actor, whoever is left to see it. Calls 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -124,8 +125,11 @@ def forget_actor(ch: Changes, f: FutureRows) -> None:
     ch.clear(ch.keys.actor_place(f.e))
     key = ch.keys.name_of_actor(f.e)
     row = ch.get_many([key])[0]
-    if row is not None:
-        ch.clear(key)
+    if row is None:
+        return
+    ch.clear(key)
+    # What can't be read names nobody, and keeps nothing from being deleted.
+    with contextlib.suppress(RecordError, TypeError, AttributeError):
         name = ch.keys.actor_name(codec.unpack(row))
         holder = ch.get_many([name])[0]
         if holder is not None and codec.unpack(holder) == f.id:

@@ -242,6 +242,11 @@ class FutureRows:
         self._read(CODE, codec.unpack_code, None)
         self._read(ARGS, codec.unpack_args, None)
 
+    def check_end(self) -> None:
+        """Raises `DamagedFutureError` where a row can't be read that says whether it ended: nobody else may look at it."""
+        self._read(CLAIM, codec.unpack_claim, None)
+        self._read(LATEST_RESULT, codec.unpack_latest_result, None)
+
     def check(self) -> dict[bytes, str]:
         """What is wrong with the rows: by name of the row."""
         wrong: dict[bytes, str] = {}

@@ -167,6 +167,7 @@ def _judge(ch: Changes, f: FutureRows, mark: bytes, now: int, grace: float, besi
         ch.keys.references + f.e, ch.keys.references + f.e + b"\xff", limit=1
     )
     if held or not f.ended:
+        f.check_end()
         if known.since is not None:
             ch.set(key, Mark(known.released).pack())
         return ""
@@ -177,7 +178,10 @@ def _judge(ch: Changes, f: FutureRows, mark: bytes, now: int, grace: float, besi
         return ""
     if beside.stays_empty(ch.keys.lineage, f.e):
         return "delete"
-    named = ch.read(ch.keys.lineage + f.e, ch.keys.lineage + f.e + b"\xff", limit=_DEPENDENTS_LOOKED_AT)
+    rows = ch.read(ch.keys.lineage + f.e, ch.keys.lineage + f.e + b"\xff", limit=_DEPENDENTS_LOOKED_AT)
+    named = _of_those_there(ch, f, rows)
+    if len(named) < len(rows) == _DEPENDENTS_LOOKED_AT:
+        return ""  # there may be more, which the next sweep sees
     if not named:
         return "delete"
     result = f.result
@@ -186,6 +190,20 @@ def _judge(ch: Changes, f: FutureRows, mark: bytes, now: int, grace: float, besi
     dependents = [row[len(ch.keys.lineage) + len(f.e) :] for row, _ in named]
     # A dependent that hasn't ended is about to need it, and so may one whose key can't be read.
     return "shed" if all(is_id(e) and ch.load(decode_id(e)).ended for e in dependents) else ""
+
+
+def _of_those_there(ch: Changes, f: FutureRows, named: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The rows of dependents that are there. The others were deleted when nobody could read any more what they depended on."""
+    at = len(ch.keys.lineage) + len(f.e)
+    codes = ch.get_many([ch.keys.futures + row[at:] + CODE for row, _ in named])
+    gone = {row for (row, _), code in zip(named, codes, strict=True) if code is None and _is_gone(ch, row[at:])}
+    for row in gone:
+        ch.clear(row)
+    return [one for one in named if one[0] not in gone]
+
+
+def _is_gone(ch: Changes, e: bytes) -> bool:
+    return is_id(e) and not ch.load(decode_id(e)).exists
 
 
 def shed_results(tr: Transaction, space: ClusterSpace, ids: Iterable[bytes]) -> int:
