@@ -20,12 +20,14 @@ from simulation import workers
 from simulation.machine import Process
 from simulation.sites import Site
 from simulation.stand_ins import machine
-from simulation.tasks import Meant, Tally, visit
+from simulation.tasks import Crowd, Meant, Tally, visit
 from simulation.world import CLUSTER, World
 
 _LOOK_SECONDS: Final = 5.0
 _GONE: Final = (dm.FutureDeletedError, dm.UnknownFutureError)
-_NAMES: Final = ("first", "second")
+_NAMES: Final = {"first": -1, "second": 1}
+"""Of shared actors, and how often each may start again."""
+_CALM_SECONDS: Final = 60.0
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Called:
     """A call: by its number, which rises, it is known."""
 
     handle: Any
-    fails = recorded = asked_to_cancel = False
+    fails = recorded = asked_to_cancel = may_run_and_be_cancelled = False
     given: Called | None = None
     """What it takes as an argument."""
 
@@ -86,7 +88,8 @@ class Life:
 
     book: Book
 
-    def __init__(self) -> None:
+    def __init__(self, ordered: bool) -> None:
+        self.ordered = ordered
         task = current_task()
         assert task is not None
         self.actor, self.attempt = task.id, task.attempt
@@ -96,15 +99,17 @@ class Life:
         _must((self.actor, self.attempt) not in self.book.lives, f"start {self.attempt} of an actor began twice")
         self.book.lives[self.actor, self.attempt] = self
 
-    def apply(self, caller: int, number: int) -> None:
+    def apply(self, caller: int, number: int) -> tuple[int, int, int]:
         """A call runs: no other start has run it, and of its client none that was made later has."""
         last = self.last.get(caller, 0)
         _must(number not in self.book.applied, f"call {number} ran twice")
-        _must(last < number, f"call {number} ran after {last} of the same client")
+        _must(last < number or not self.ordered, f"call {number} ran after {last} of the same client")
         self.last[caller] = number
         self.numbers.append(number)
         self.sum += number
-        self.book.applied[number] = self.actor, self.attempt, len(self.numbers), self.sum
+        told = self.attempt, len(self.numbers), self.sum
+        self.book.applied[number] = self.actor, *told
+        return told
 
 
 def _must(holds: bool, what: str) -> None:
@@ -136,6 +141,7 @@ class Actors:
         self.ends: Counter[str] = Counter()
         self.kills = chance.choice((0.0, 0.02))
         self.busy: set[int] = set()
+        self.crowds: set[bytes] = set()
         for _ in range(chance.randint(1, 3)):
             world.process("caller", self.call)
         world.machine.spawn(None, self._look)
@@ -183,19 +189,40 @@ class Actors:
                 return  # it leaves; what was sent runs all the same
             for one in known:
                 self._await(process, one)
+            self._call_in_calm(process, mine)
+
+    def _call_in_calm(self, process: Process, mine: list[Any]) -> None:
+        """Whatever befell it: when all has been calm for a while, an actor that starts again however often it must takes calls."""
+        while not self.world.calm:
+            time.sleep(_LOOK_SECONDS)
+        time.sleep(_CALM_SECONDS)
+        for actor in mine:
+            try:
+                ran = self._end_of(process, self._call(process, actor, []))
+            except _GONE:
+                self._was_silent(process)
+                continue
+            key = actor_id(actor)
+            dies = self.book.restarts[key] >= 0 or key in self.book.killed or process.silent > workers.SESSION_TTL / 2
+            assert ran in ("answered", "raised") or dies, f"an actor was called in calm, and the call was {ran}"
 
     def _actor(self, client: Client) -> Any:
         chance = self.world.chance
         restarts = chance.choice((0, 1, -1, -1))
-        options: dict[str, Any] = {"max_restarts": restarts}
+        options: dict[str, Any] = {}
         if chance.random() < 0.5:
-            options["name"] = chance.choice(_NAMES)
+            options["name"] = name = chance.choice(list(_NAMES))
+            restarts = _NAMES[name]
         elif self.may_hold_slot and chance.random() < 0.5:
             self.may_hold_slot = False  # others need slots, too, to begin
             options["resources"] = {"cpu": 1}
-        actor = client.actor(Tally, chance.choice((0.0, 0.0, 1.0)), **options)
-        if "name" not in options:
-            self.book.restarts[actor_id(actor)] = restarts
+        kind = Tally
+        if "name" not in options and chance.random() < 0.3:
+            kind, options["concurrency"] = Crowd, chance.choice((2, 4))
+        actor = client.actor(kind, chance.choice((0.0, 0.0, 1.0)), max_restarts=restarts, **options)
+        self.book.restarts[actor_id(actor)] = restarts
+        if kind is Crowd:
+            self.crowds.add(actor_id(actor))
         return actor
 
     def _call(self, process: Process, actor: Any, known: list[Called | Visiting]) -> Called:
@@ -211,9 +238,11 @@ class Actors:
         if kind < 0.2 and others:
             made.given = chance.choice(others)
         given = made.given and made.given.handle
-        made.handle = actor.add(process.number, made.number, seconds, made.size, given)
+        made.may_run_and_be_cancelled = made.actor in self.crowds and chance.random() < 0.7
+        method = actor.post if made.may_run_and_be_cancelled else actor.add
+        made.handle = method(process.number, made.number, seconds, made.size, given)
         if chance.random() < 0.1:
-            made.recorded = True
+            made.recorded = made.may_run_and_be_cancelled = True
             made.handle.id
         return made
 
@@ -268,7 +297,9 @@ class Actors:
             return "not begun"
         except CancelledError:
             assert one.asked_to_cancel, "cancelled, and nobody asked for it"
-            assert one.number not in self.book.applied or one.recorded, f"call {one.number} was cancelled, and ran"
+            assert one.number not in self.book.applied or one.may_run_and_be_cancelled, (
+                f"call {one.number} was cancelled, and ran"
+            )
             return "cancelled"
         except Meant as meant:
             if not one.fails or str(meant) != f"{one.number}":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import socket
@@ -233,6 +234,37 @@ class EPoll(Poll):
     """`select.epoll`; times in seconds."""
 
     scale = 1.0
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop between strands: it has nothing to read, but what other threads tell it."""
+
+    def __init__(self) -> None:
+        self._told = Counter()
+        self._epoll = EPoll()
+        self._epoll.register(self._told.number)
+        super().__init__(self)  # type: ignore[arg-type]
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """As of its selector."""
+        if self._epoll.poll(-1 if timeout is None else timeout):
+            self._told.take()
+        return []
+
+    def _make_self_pipe(self) -> None:
+        pass
+
+    _close_self_pipe = _make_self_pipe
+
+    def _write_to_self(self) -> None:
+        self._told.add(1)
+
+
+def asyncio_of_machine() -> types.ModuleType:
+    """`asyncio`, whose loops wait on the machine."""
+    shim = types.ModuleType("asyncio")
+    shim.__dict__.update(vars(asyncio), new_event_loop=Loop)
+    return shim
 
 
 def select_of_machine() -> types.ModuleType:

@@ -12,6 +12,7 @@ import itertools
 import random
 import types
 import zlib
+from asyncio import AbstractEventLoop, _get_running_loop, _set_running_loop
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
@@ -130,6 +131,8 @@ class Strand(greenlet):
         self.woken = False
         self.travels = False
         """Whether it waits for the network, where nothing is held."""
+        self.loop: AbstractEventLoop | None = None
+        """The event loop that runs in it."""
         self.at_end: list[Callable[[], object]] = []
 
 
@@ -275,7 +278,10 @@ class Machine:
             self.note(b"%d %d" % (strand.number, round(self.now * 1e6)))
             if process is not None and process is not self._inside:
                 self._enter(process)
+            _set_running_loop(strand.loop)
             strand.switch()
+            strand.loop = _get_running_loop()
+            _set_running_loop(None)
 
         self.at(when, resume)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 
@@ -51,26 +53,41 @@ def computed(number: int) -> tuple[int, int, bytes]:
 class Tally:
     """An actor that counts what it is told, and tells what it has told so far."""
 
+    ordered = True
+
     def __init__(self, seconds: float) -> None:
         from simulation.actors import Life
-        from simulation.children import rest
 
-        rest(seconds)
-        self.life = Life()
+        time.sleep(seconds)
+        self.life = Life(self.ordered)
 
     def add(self, caller: int, number: int, seconds: float, size: int, given: Any = None) -> Any:
         """Which start of the actor this is, how many it has counted, and their sum; so many bytes; and what another call came to."""
-        from simulation.children import rest
         from simulation.sites import crash
 
         crash()
-        self.life.apply(caller, number)
+        told = self.life.apply(caller, number)
         if seconds:
-            rest(seconds)
+            time.sleep(seconds)
         crash()
-        return self.life.attempt, len(self.life.numbers), self.life.sum, b"x" * size, given and given[:3]
+        return *told, b"x" * size, given and given[:3]
 
     def refuse(self, caller: int, number: int) -> None:
         """Raises, and changes nothing else."""
         self.life.apply(caller, number)
         raise Meant(f"{number}")
+
+
+class Crowd(Tally):
+    """One that has several calls under way, in threads and on its loop."""
+
+    ordered = False
+
+    async def post(self, caller: int, number: int, seconds: float, size: int, given: Any = None) -> Any:
+        """As `add`."""
+        from simulation.sites import crash
+
+        told = self.life.apply(caller, number)
+        await asyncio.sleep(seconds)
+        crash()
+        return *told, b"x" * size, given and given[:3]

@@ -24,12 +24,12 @@ from futures_worker.errors import ObjectLostError, WireError
 from futures_worker.objects.store_client import ObjectAbsentError
 from futures_worker.ports import hanging_up
 from futures_worker.ports.handshake import NoPlaceError
-from futures_worker.worker import actor_host, service
+from futures_worker.worker import actor_host, concurrent_actor, service
 from futures_worker.worker.child import child_main, task_context
 from futures_worker.worker.running import eager, shell, usage
 from simulation import machine as machines
 from simulation.children import Anything, Children, States
-from simulation.descriptors import Stream, connection, fcntl_of_machine
+from simulation.descriptors import Stream, asyncio_of_machine, connection, fcntl_of_machine
 from simulation.machine import Process, current_process
 from simulation.sites import URL, Site, begin, database, perhaps_break
 from simulation.stand_ins import machine
@@ -220,6 +220,7 @@ def install() -> None:
     usage.Usage.read = lambda self: None  # type: ignore[method-assign]
     eager.__dict__["_PRESSURE"] = "/nowhere"
     actor_host.__dict__.update(listen=lambda address, _port: Socket(address), Acceptor=Door)
+    concurrent_actor.__dict__["asyncio"] = asyncio_of_machine()
     actor_link.__dict__["wire"] = Dialling
     hanging_up.__dict__["fcntl"] = fcntl_of_machine()
     child_main.__dict__.update(

@@ -218,6 +218,21 @@ def test_a_call_that_was_deleted_before_it_ended_stays_deleted(memory_lab: Lab) 
     assert lab.validate() == []
 
 
+def test_a_call_that_was_deleted_is_not_recorded_any_more(memory_lab: Lab) -> None:
+    """Its client was taken for dead, and goes on: what its host had recorded is gone, and stays so."""
+    lab = memory_lab
+    _, host = start(lab)
+    call = outcome(lab)
+    lab(actors.finish_calls, host, [call])
+    lab(dm.delete_future, call.id)
+    options = actors.call_options(0, "incr")
+    spec = FutureSpec(b"", b"", call.id, lab.session, (host.id,), allow_reconstruction=False, call_options=options)
+    lab.submit(spec)
+    assert lab.validate() == []
+    with pytest.raises(dm.FutureDeletedError):
+        lab.info(call.id)
+
+
 def test_a_recorded_call_with_a_damaged_row_fails_and_the_others_are_made(broken_lab: Lab) -> None:
     lab = broken_lab
     _, host = start(lab)

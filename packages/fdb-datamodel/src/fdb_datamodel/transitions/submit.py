@@ -148,11 +148,12 @@ def _present(ch: Changes, specs: Sequence[FutureSpec], encoded: Sequence[bytes],
     """The rows of the keys `before`, then one of each future that is there or was deleted, None of others.
 
     An id that was made for one submit (UUIDv7) a moment ago can't have been deleted before it; one that a key names can, and one
-    that is submitted late, by a client that was stopped or cut off: its future may have been there, and its session been dead.
+    that is submitted late, by a client that was stopped or cut off: its future may have been there, and its session been dead. Nor
+    was that of an actor's call: its host may have recorded it.
     """
     futures = ch.keys.futures
     found = ch.get_many([*before, *[futures + e + CODE for e in encoded]])
-    named = [at for at, spec in enumerate(specs) if spec.id[6] >> 4 != 7 or _is_late(ch, spec.id)]
+    named = [at for at, spec in enumerate(specs) if spec.id[6] >> 4 != 7 or not spec.code or _is_late(ch, spec.id)]
     if named:
         tombstones = ch.get_many([ch.keys.future(encoded[at], DELETED) for at in named])
         for at, tombstone in zip(named, tombstones, strict=True):

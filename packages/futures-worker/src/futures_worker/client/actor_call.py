@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Final, TypeVar
 
-from fdb_datamodel import ClusterSpace, Failure, FutureSpec, actors, cancel_future
+from fdb_datamodel import (
+    ClusterSpace,
+    Failure,
+    FutureDeletedError,
+    FutureSpec,
+    UnknownFutureError,
+    actors,
+    cancel_future,
+)
 from futures_worker.client.basis.options import grace_of
 from futures_worker.client.basis.record import CallRecord, FutureRecord
 from futures_worker.client.future import Future
@@ -80,7 +89,10 @@ class Call(Future[T]):
         stored = FutureRecord(record.id, record.name, stored=False, subscribed=True)
         session.store([Submission(stored, spec, None)])
         if stored.trouble is None:  # else it, or its actor, was deleted
-            ask(session.db, _fail, session.space, record.id, actor, failure)
+            with contextlib.suppress(
+                FutureDeletedError, UnknownFutureError
+            ):  # it was collected: this client was taken for dead
+                ask(session.db, _fail, session.space, record.id, actor, failure)
             record.recorded = True
 
     def __reduce__(self) -> tuple[Any, ...]:
