@@ -17,7 +17,7 @@ from futures_worker import payload
 from futures_worker.client.basis.processes import flush_all
 from futures_worker.errors import ObjectLostError, TaskCancelled
 from futures_worker.worker import messages
-from futures_worker.worker.child import child_main
+from futures_worker.worker.child import child_main, interrupts
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
@@ -80,6 +80,10 @@ class Gate:
     def end(self) -> None:
         self.seq = -1
 
+    @property
+    def cancel_requested(self) -> bool:
+        return self.asked == self.seq != -1
+
 
 class Child:
     """A child process: packets of tasks, and a strand in which the real loop runs them."""
@@ -98,6 +102,7 @@ class Child:
 
     def run(self) -> None:
         machine().block(Site.chance.choice((0.01, 0.05, 0.5)))
+        interrupts.__dict__["_gate"] = self.gate
         self.pool.tell(ChildStarted(self.number))
         Loop(self, -1, str(self.pool.store.directory.path), URL, CLUSTER, self.gate).run()
         flush_all()

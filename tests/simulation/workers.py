@@ -25,7 +25,7 @@ from futures_worker.objects.store_client import ObjectAbsentError
 from futures_worker.ports import hanging_up
 from futures_worker.ports.handshake import NoPlaceError
 from futures_worker.worker import actor_host, concurrent_actor, service
-from futures_worker.worker.child import child_main, task_context
+from futures_worker.worker.child import child_main, interrupts, task_context
 from futures_worker.worker.running import eager, shell, usage
 from simulation import machine as machines
 from simulation.children import Anything, Children, States
@@ -236,6 +236,7 @@ def install() -> None:
 def _own() -> list[tuple[Any, str, Callable[[], Any]]]:
     """What modules keep of the process in which they are."""
     return [
+        (interrupts, "_gate", lambda: None),
         (task_context, "_current", lambda: None),
         (task_context, "_report", lambda: None),
         (task_context, "_own_cluster", lambda: None),
