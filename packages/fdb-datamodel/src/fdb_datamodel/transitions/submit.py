@@ -147,9 +147,9 @@ def submit_claimed(
 def _present(ch: Changes, specs: Sequence[FutureSpec], encoded: Sequence[bytes], *before: bytes) -> list[bytes | None]:
     """The rows of the keys `before`, then one of each future that is there or was deleted, None of others.
 
-    An id that was made for one submit (UUIDv7) a moment ago can't have been deleted before it; one that a key names can, and one
-    that is submitted late, by a client that was stopped or cut off: its future may have been there, and its session been dead. Nor
-    was that of an actor's call: its host may have recorded it.
+    An id that was made for one submit (UUIDv7) a moment ago can't have been deleted before it; one that a key names can, and a call
+    of an actor, which its host may have recorded; and one that is submitted late, by a client that was stopped or cut off: its
+    future may have been there, and its session been dead.
     """
     futures = ch.keys.futures
     found = ch.get_many([*before, *[futures + e + CODE for e in encoded]])
