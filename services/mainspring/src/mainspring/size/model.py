@@ -8,7 +8,7 @@ items a second make `r / (1 + r L)` transactions, where `L` seconds pass between
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final, NamedTuple
 
 from fdb_datamodel import PASS_SECONDS, SESSION_BEAT_SECONDS
@@ -117,7 +117,10 @@ def batches(sources: float, items: float, latency: float, most: float = math.inf
 
 
 def demand(load: Load) -> Demand:
-    """Everything of a load. Raises `ValueError` for what can't be: more work than the workers have slots for."""
+    """Everything of a load. Raises `ValueError` for what can't be: more work than the workers have slots for, or without end."""
+    for name, value in asdict(load).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}: give a finite number")
     if load.rate and not load.workers:
         raise ValueError(f"{load.rate:,.0f} tasks a second need workers, and there are none: say how many")
     busy = load.rate * load.seconds / (load.workers * load.slots) if load.workers else 0.0
