@@ -6,6 +6,7 @@ at the real machine.
 
 from __future__ import annotations
 
+import concurrent.futures.thread as thread_pools
 import threading
 import weakref
 from collections import deque
@@ -236,6 +237,7 @@ def install() -> None:
 def _own() -> list[tuple[Any, str, Callable[[], Any]]]:
     """What modules keep of the process in which they are."""
     return [
+        (thread_pools, "_global_shutdown_lock", threading.Lock),
         (interrupts, "_gate", lambda: None),
         (task_context, "_current", lambda: None),
         (task_context, "_report", lambda: None),
