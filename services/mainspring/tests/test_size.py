@@ -132,7 +132,7 @@ def test_tasks_without_workers_are_an_error_that_says_so() -> None:
 @pytest.mark.parametrize("name", ["rate", "heap_runs", "leases", "latency"])
 def test_what_is_without_end_is_an_error_that_names_it(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is inf: give a finite number"):
-        demand(Load(**{"workers": 1, name: float("inf")}))  # type: ignore[arg-type]
+        demand(Load(**{"workers": 1, "rate": 1.0, name: float("inf")}))  # type: ignore[arg-type]
 
 
 def test_the_page_shows_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
