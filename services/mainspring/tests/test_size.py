@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.counting import counted
-from support.sizes import KINDS, nearly
+from support.sizes import KINDS, line, nearly
 from typer.testing import CliRunner
 
 from fdb_datamodel import Requirements
@@ -35,6 +35,10 @@ def test_what_the_table_says_is_what_is_counted(name: str) -> None:
     for part, told, found in zip(Kind._fields, COSTS[name], way(made), strict=True):
         for field, has, is_ in zip(Cost._fields, told, found, strict=True):
             about = 0.1 * has + 10 if field.endswith("bytes") else 0.25
+            if part == "fixed" and way is line and field.endswith("bytes"):
+                about += (
+                    30  # where a line meets the axis is known to a few rows' ids and times, which are longer or shorter
+                )
             assert abs(has - nearly(is_)) <= about, (
                 f"{part}.{field} of {name!r} is {is_:.2f}, and the table says {has}: put what `python -m support.sizes` prints in tests/ into costs.py"
             )
