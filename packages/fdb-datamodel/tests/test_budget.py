@@ -154,6 +154,17 @@ def test_an_edge_costs_five_rows_and_a_hint(memory_lab: Lab, counted: Any) -> No
     assert counted.costs["turn"].changed <= 2 + 4 + 3 + 2
 
 
+def test_the_states_of_many_inputs_are_asked_for_together(memory_lab: Lab, counted: Any) -> None:
+    inputs = memory_lab.submit(*(memory_lab.spec() for _ in range(3 * BATCH)))
+    counted("submit", dm.submit_futures, [memory_lab.spec(dependencies=tuple(inputs))])
+    assert counted.costs["submit"].calls <= 6
+    worker = memory_lab.worker()
+    memory_lab(dm.realize_futures, [(claim, b"r") for claim in memory_lab.claim(worker, BATCH)])
+    counted("again", dm.submit_futures, [memory_lab.spec(dependencies=tuple(inputs))])
+    assert counted.costs["again"].calls <= 6
+    assert counted.costs["again"].changed == counted.costs["submit"].changed - 3 * BATCH, "some have ended"
+
+
 def test_nothing_is_left_of_a_deleted_future_but_its_tombstone(memory_lab: Lab) -> None:
     worker = memory_lab.worker()
     before = len(memory_lab.rows())

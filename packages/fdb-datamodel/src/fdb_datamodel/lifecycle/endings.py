@@ -134,6 +134,7 @@ def settle(ch: Changes) -> list[FutureRows]:
         if ch.ended:
             _settle_one(ch, ch.ended.pop(), released, budget)
             continue
+        ch.load_ahead(map(decode_id, released))
         for e in released:
             if not ch.has_dependencies(e):
                 down = ch.load(decode_id(e))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from fdb_datamodel.errors import DamagedFutureError
@@ -31,6 +31,8 @@ from fdb_schema import RecordError, due_after
 
 WORTH_A_WAIT = 1 << 20  # bytes of inputs with one worker
 INPUTS_WAIT = 0.5  # seconds that a future waits for the worker that holds them
+STATE = (CODE, FAILURE, LATEST_RESULT, DELETED, EPOCH)
+_UPSTREAMS_AT_ONCE = 100  # whose states are read together: inline results are among them
 _CHAIN_KEPT = 64  # ids of a chain of failures that are stored
 
 
@@ -180,27 +182,43 @@ def add_edges(
     known to be unfinished in this transaction, in epoch 0 and without rows to read.
     """
     waits = False
-    for upstream in dict.fromkeys(upstreams):
-        e = encode_id(upstream)
-        epoch = 0
-        if upstream not in fresh:
-            names = (CODE, FAILURE, LATEST_RESULT, DELETED, EPOCH)
-            code, failure, result, deleted, epoch_row = ch.get_many([ch.keys.future(e, name) for name in names])
-            if failure is not None:
-                return waits, upstream_failure(f, upstream, codec.unpack_failure(failure))
-            if code is None:
-                reason, state = ("unknown", "isn't there") if deleted is None else ("deleted", "was deleted")
-                gone = Failure(reason, f"future {show_id(upstream)} {state}")
-                return waits, upstream_failure(f, upstream, gone)
-            if result is not None:
-                continue
-            epoch = codec.unpack(epoch_row)[0] if epoch_row is not None else 0
-        waits = True
-        asked = codec.pack(epoch)
-        ch.set(ch.keys.dependency(f.e, e), asked)
-        ch.set(ch.keys.edge(e, f.e), asked)
-        ch.set(ch.keys.future(e, LISTENERS), b"")
+    distinct = list(dict.fromkeys(upstreams))
+    for start in range(0, len(distinct), _UPSTREAMS_AT_ONCE):
+        page = distinct[start : start + _UPSTREAMS_AT_ONCE]
+        states = _states(ch, [one for one in page if one not in fresh])
+        for upstream in page:
+            e, epoch = encode_id(upstream), 0
+            if upstream not in fresh:
+                code, failure, result, deleted, epoch_row = states[upstream]
+                if failure is not None:
+                    return waits, upstream_failure(f, upstream, codec.unpack_failure(failure))
+                if code is None:
+                    reason, state = ("unknown", "isn't there") if deleted is None else ("deleted", "was deleted")
+                    gone = Failure(reason, f"future {show_id(upstream)} {state}")
+                    return waits, upstream_failure(f, upstream, gone)
+                if result is not None:
+                    continue
+                epoch = codec.unpack(epoch_row)[0] if epoch_row is not None else 0
+            waits = True
+            asked = codec.pack(epoch)
+            ch.set(ch.keys.dependency(f.e, e), asked)
+            ch.set(ch.keys.edge(e, f.e), asked)
+            ch.set(ch.keys.future(e, LISTENERS), b"")
     return waits, None
+
+
+def _states(ch: Changes, ids: Sequence[bytes]) -> dict[bytes, list[bytes | None]]:
+    """The rows of `STATE` of each."""
+    if not ids:
+        return {}
+    rows = ch.get_many([key for one in ids for key in state_keys(ch, one)])
+    return {one: rows[at * len(STATE) : (at + 1) * len(STATE)] for at, one in enumerate(ids)}
+
+
+def state_keys(ch: Changes, future_id: bytes) -> list[bytes]:
+    """The rows that say whether a future has ended, and how."""
+    e = encode_id(future_id)
+    return [ch.keys.future(e, name) for name in STATE]
 
 
 def clear_edges(ch: Changes, f: FutureRows) -> bool:

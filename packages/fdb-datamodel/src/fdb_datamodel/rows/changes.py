@@ -136,10 +136,9 @@ class Changes:
 
     def load_ahead(self, future_ids: Iterable[bytes]) -> None:
         """`load`, and `has_dependencies`, are about to be called for each of these."""
-        for future_id in future_ids:
-            e = encode_id(future_id)
-            rows, dependencies = self.keys.futures + e, self.keys.dependencies + e
-            self.read_ahead([(rows, rows + b"\xff", 0), (dependencies, dependencies + b"\xff", 1)])
+        bases = ((self.keys.futures, 0), (self.keys.dependencies, 1))
+        encoded = (encode_id(future_id) for future_id in future_ids)
+        self.read_ahead((base + e, base + e + b"\xff", limit) for e in encoded for base, limit in bases)
 
     def load(self, future_id: bytes, snapshot: bool = False) -> FutureRows:
         """Every row of one future."""

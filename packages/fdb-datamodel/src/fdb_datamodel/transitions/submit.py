@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from uuid import UUID
 
 from fdb_datamodel.errors import FutureDeletedError, FutureStateError, OversizeError, UnknownFutureError
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish, write_failure
-from fdb_datamodel.lifecycle.placement import add_edges, clear_edges, set_timer
+from fdb_datamodel.lifecycle.placement import add_edges, clear_edges, set_timer, state_keys
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
@@ -33,6 +34,7 @@ from fdb_schema import ClusterSpace, Transaction, add_reference, get_blob, put_s
 
 INLINE_LIMIT = 90_000  # bytes of a value; more goes to a blob
 MOST_DEPENDENCIES = 4_000  # their ids are one value, their edges one transaction
+_ASKED_AHEAD = 200  # dependencies whose states are read together; those of one future are anyway, see `add_edges`
 _ZERO: Shape = (0, 0, 0)
 _LATE_MS = 10_000  # after which a submit is no longer surely the first of its id: no session is taken for dead sooner
 
@@ -59,6 +61,8 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
     futures = keys.futures
     encoded = [encode_id(spec.id) for spec in specs]
     present = _present(ch, specs, encoded)
+    if len(specs) > 1:
+        ch.read_ahead(_asked_of_others(ch, specs))
     writes = ch.writes
     cpu = keys.index_prefixes(_ZERO, 0)[0]
     code_row = session = code = name = None
@@ -89,6 +93,18 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
         ch.ring_pool()
     finish(ch)
     return [spec.id for spec in specs]
+
+
+def _asked_of_others(ch: Changes, specs: Sequence[FutureSpec]) -> Iterator[tuple[bytes, bytes, int]]:
+    """What is read of dependencies and parents, one spec after another."""
+    own = {spec.id for spec in specs}
+    upstreams = dict.fromkeys(one for spec in specs for one in spec.dependencies if one not in own)
+    for one in islice(upstreams, _ASKED_AHEAD):
+        for key in state_keys(ch, one):
+            yield key, key + b"\x00", 1
+    for parent in dict.fromkeys(spec.parent for spec in specs if spec.parent):
+        key = ch.keys.future(encode_id(parent), FAILURE)
+        yield key, key + b"\x00", 1
 
 
 def submit_claimed(
