@@ -241,6 +241,14 @@ def test_who_waits_looks_at_few_of_many_workers_and_at_all_where_one_of_those_is
     assert set(declared) == set(house.ids)
 
 
+def test_a_worker_that_sees_nobody_since_it_was_declared_dead_itself_goes_on_looking() -> None:
+    house = House(1)
+    (sighting,) = run(house.db, sightings, SPACE)
+    assert run(house.db, declare_dead, SPACE, sighting)
+    assert house.keepers[0].look() == []
+    assert house.keepers[0].leads
+
+
 def test_a_timer_that_nobody_fires_is_fired_by_who_stands_by_though_the_clock_is_kept() -> None:
     house = House(2)
     house.live(10)

@@ -163,7 +163,7 @@ class Housekeeping:
             live = [status for status in seen if status.id not in gone]
             me = self._me()
             # Behind a look at some there may be others before this one: it takes no dead one's place until it sees itself.
-            if not (me and len(seen) == first and (me.ip, me.port) > (seen[-1].id.ip, seen[-1].id.port)):
+            if not (me and 0 < first == len(seen) and (me.ip, me.port) > (seen[-1].id.ip, seen[-1].id.port)):
                 self._see_who_is_first(live)
             if not first:
                 self._live = live
