@@ -179,7 +179,8 @@ def test_whoever_dies_of_many_is_declared_dead_and_the_clock_goes_on(
     }
     clock = house.clock()
     passed = house.live(3 * TTL_SECONDS)
-    assert house.clock() - clock >= passed - 2 * ADVANCE_SECONDS
+    # Whoever stood in may leave before the next one has seen that it is first: the clock stands until somebody looks at it.
+    assert house.clock() - clock >= passed - 1.25 * FOLLOW_SHARE * TTL_SECONDS - 2 * ADVANCE_SECONDS
     assert house.failed(late)
     first = min(set(range(10)) - set(dead))
     assert [number for number, keeper in enumerate(house.keepers) if number not in dead and keeper.leads] == [first]
