@@ -9,22 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import fdb_datamodel as dm
-from fdb_datamodel import ClusterSpace, actors
-from fdb_schema import DatabaseUnreachableError
+from fdb_datamodel import actors
 from futures_worker import Client
 from futures_worker.client.actors import actor_id
 from futures_worker.errors import ActorDiedError, ObjectLostError, UpstreamDependencyFailedException
 from futures_worker.worker.child.task_context import current_task
 from idempotent_txn import run
-from simulation import workers
+from simulation import rows, workers
 from simulation.machine import Process
 from simulation.sites import Site
 from simulation.stand_ins import machine
 from simulation.tasks import Crowd, Meant, Tally, visit
 from simulation.world import CLUSTER, World
 
-_LOOK_SECONDS: Final = 5.0
-_GONE: Final = (dm.FutureDeletedError, dm.UnknownFutureError)
 _NAMES: Final = {"first": -1, "second": 1}
 """Of shared actors, and how often each may start again."""
 _CALM_SECONDS: Final = 60.0
@@ -118,22 +115,12 @@ def _must(holds: bool, what: str) -> None:
         machine().failures.append(what)
 
 
-def patiently(handle: Any) -> Any:
-    """How it ended, however often the database can't be reached."""
-    while True:
-        try:
-            return handle.result(timeout=600)
-        except DatabaseUnreachableError:
-            continue  # what was submitted is kept, and waiting goes on where it ended
-
-
 class Actors:
     """Clients, each with actors of its own and shared ones, and workers."""
 
     def __init__(self, world: World) -> None:
         chance = world.chance
         self.world = world
-        self.space = ClusterSpace(CLUSTER)
         self.book = Life.book = Book()
         workers.start(world)
         self.left = chance.randint(30, 150)
@@ -144,13 +131,7 @@ class Actors:
         self.crowds: set[bytes] = set()
         for _ in range(chance.randint(1, 3)):
             world.process("caller", self.call)
-        world.machine.spawn(None, self._look)
-
-    def _look(self) -> None:
-        """Every row agrees with the others at any moment: the look takes no time, so nobody comes between."""
-        while not self.world.calm:
-            self.world.machine.block(_LOOK_SECONDS)
-            self.end()
+        rows.check_often(world)
 
     # --- a client
 
@@ -172,8 +153,8 @@ class Actors:
                 try:
                     for _ in range(chance.choice((1, 1, 1, 1, 10))):
                         known.append(self._call(process, actor, known))
-                except _GONE:  # its actor, or that of an argument
-                    self._was_silent(process)
+                except rows.GONE:  # its actor, or that of an argument
+                    rows.was_silent(process)
                     continue
                 last = known[-1]
                 if chance.random() < 0.15 and isinstance(last, Called):
@@ -194,13 +175,13 @@ class Actors:
     def _call_in_calm(self, process: Process, mine: list[Any]) -> None:
         """Whatever befell it: when all has been calm for a while, an actor that starts again however often it must takes calls."""
         while not self.world.calm:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(rows.LOOK_SECONDS)
         time.sleep(_CALM_SECONDS)
         for actor in mine:
             try:
                 ran = self._end_of(process, self._call(process, actor, []))
-            except _GONE:
-                self._was_silent(process)
+            except rows.GONE:
+                rows.was_silent(process)
                 continue
             key = actor_id(actor)
             dies = self.book.restarts[key] >= 0 or key in self.book.killed or process.silent > workers.SESSION_TTL / 2
@@ -258,14 +239,14 @@ class Actors:
                 client.get_future(one.handle.id).cancel()
             else:
                 one.handle.cancel()
-        except _GONE:
+        except rows.GONE:
             pass
 
     def _kill(self, client: Client, actor: Any) -> None:
         self.book.killed.add(actor_id(actor))
         try:
             client.kill_actor(actor)
-        except _GONE:
+        except rows.GONE:
             pass
 
     def _await(self, process: Process, one: Called | Visiting) -> None:
@@ -277,8 +258,8 @@ class Actors:
         """How it ended; only as it may."""
         try:
             return self._told_end_of(process, one)
-        except _GONE:
-            self._was_silent(process)
+        except rows.GONE:
+            rows.was_silent(process)
             return "deleted"
         except ActorDiedError as error:
             self._may_be_lost(one, error)
@@ -286,10 +267,10 @@ class Actors:
 
     def _told_end_of(self, process: Process, one: Called | Visiting) -> str:
         if isinstance(one, Visiting):
-            assert patiently(one.handle) == one.times
+            assert rows.patiently(one.handle) == one.times
             return "visited"
         try:
-            one.take(patiently(one.handle))
+            one.take(rows.patiently(one.handle))
             return "answered"
         except UpstreamDependencyFailedException as error:
             if "none of them can go on" in str(
@@ -297,7 +278,7 @@ class Actors:
             ):  # two actors, each with a call that waits for one behind the other's
                 return "deadlocked"
             if one.given is None or self._end_of(process, one.given) == "answered":
-                self._was_silent(process)
+                rows.was_silent(process)
             return "not begun"
         except CancelledError:
             assert one.asked_to_cancel, "cancelled, and nobody asked for it"
@@ -312,10 +293,6 @@ class Actors:
         except ObjectLostError:
             assert one.size > 1000, "a small answer was lost"
             return "lost its answer"
-
-    def _was_silent(self, process: Process) -> None:
-        """A client that gives no sign of life for its ttl is taken for dead, and what it held is collected; no other is."""
-        assert process.silent > workers.SESSION_TTL / 2, "deleted in the hands of its client"
 
     def _may_be_lost(self, one: Called | Visiting, error: ActorDiedError) -> None:
         """An actor dies where something befell it, and nowhere else."""
@@ -332,18 +309,17 @@ class Actors:
             return False
         for name in _NAMES:
             run(self.world.db, self._end_named, name)
-        rows, _ = run(self.world.db, lambda tr: dm.list_futures(tr, self.space, limit=10))
-        self.world.unsettled = f"all clients have left, and there are still {rows}"
-        return not rows
+        kept = rows.kept(self.world)
+        self.world.unsettled = f"all clients have left, and there are still {kept}"
+        return not kept
 
     def _end_named(self, tr: Any, name: str) -> None:
-        found = actors.named_actor(tr, self.space, name)
+        found = actors.named_actor(tr, rows.SPACE, name)
         if found is not None:
-            dm.cancel_future(tr, self.space, found, dm.Failure("cancelled", "the simulation ends"))
+            dm.cancel_future(tr, rows.SPACE, found, dm.Failure("cancelled", "the simulation ends"))
 
     def end(self) -> None:
-        problems = dm.validate(self.world.db, self.space)
-        assert problems == [], problems
+        rows.check(self.world)
         if self.world.calm:
             ran, starts = len(self.book.applied), len(self.book.lives)
             self.world.tell(

@@ -8,19 +8,13 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Final
 
-import fdb_datamodel as dm
-from fdb_datamodel import ClusterSpace
-from fdb_schema import DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.errors import FutureFailedError, WorkerLostError
-from idempotent_txn import run
-from simulation import workers
+from simulation import rows, workers
 from simulation.machine import Process
 from simulation.tasks import Meant, failing, value_of
 from simulation.world import CLUSTER, World
 
-_LOOK_SECONDS: Final = 5.0
-_GONE: Final = (dm.FutureDeletedError, dm.UnknownFutureError)
 _PATIENT: Final = {"max_retries": 10**6, "max_worker_losses": 10**6}
 
 
@@ -46,19 +40,12 @@ class Futures:
     def __init__(self, world: World) -> None:
         chance = world.chance
         self.world = world
-        self.space = ClusterSpace(CLUSTER)
         workers.start(world)
         self.left = chance.randint(30, 120)
         self.busy: set[int] = set()
         for _ in range(chance.randint(1, 2)):
             world.process("client", self.ask)
-        world.machine.spawn(None, self._look)
-
-    def _look(self) -> None:
-        """Every row agrees with the others at any moment: the look takes no time, so nobody comes between."""
-        while not self.world.calm:
-            self.world.machine.block(_LOOK_SECONDS)
-            self.end()
+        rows.check_often(world)
 
     def ask(self, process: Process, db: Any) -> None:
         chance = self.world.chance
@@ -82,12 +69,8 @@ class Futures:
         one.asked_to_cancel = True
         try:
             one.handle.cancel()
-        except _GONE:
-            self._was_silent(process)
-
-    def _was_silent(self, process: Process) -> None:
-        """A client that gives no sign of life for its ttl is taken for dead, and what it held is collected; no other is."""
-        assert process.silent > workers.SESSION_TTL / 2, "deleted in the hands of its client"
+        except rows.GONE:
+            rows.was_silent(process)
 
     def _submit(self, client: Client, known: list[Asked]) -> Asked:
         chance = self.world.chance
@@ -104,33 +87,25 @@ class Futures:
 
     def _await(self, process: Process, one: Asked) -> None:
         try:
-            number, _ = self._patiently(one.handle)
+            number, _ = rows.patiently(one.handle)
             assert not one.fails and number == one.number, f"{number} is not {one.number}"
         except CancelledError:
             assert one.may_be_cancelled, "cancelled, and nobody asked for it"
         except Meant as meant:
             if not one.fails or str(meant) != f"{one.number}":
                 raise AssertionError(f"{meant!r} is not what was drawn") from meant
-        except _GONE:
-            self._was_silent(process)
+        except rows.GONE:
+            rows.was_silent(process)
         except FutureFailedError as error:
             if one.fails and isinstance(error, WorkerLostError):  # of its few attempts one or two died
                 return
             raise AssertionError(f"a future failed that wasn't to: {error}") from error
 
-    def _patiently(self, handle: Any) -> Any:
-        while True:
-            try:
-                return handle.result(timeout=600)
-            except DatabaseUnreachableError:
-                continue  # what was submitted is kept, and waiting goes on where it ended
-
     def settled(self) -> bool:
         """No client has anything left to ask, and what they held is forgotten."""
-        rows, _ = run(self.world.db, lambda tr: dm.list_futures(tr, self.space, limit=10))
-        self.world.unsettled = f"{self.left} to be asked, clients {sorted(self.busy)} ask, kept: {rows}"
-        return self.left <= 0 and not self.busy and not rows
+        kept = rows.kept(self.world)
+        self.world.unsettled = f"{self.left} to be asked, clients {sorted(self.busy)} ask, kept: {kept}"
+        return self.left <= 0 and not self.busy and not kept
 
     def end(self) -> None:
-        problems = dm.validate(self.world.db, self.space)
-        assert problems == [], problems
+        rows.check(self.world)

@@ -7,22 +7,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import fdb_datamodel as dm
-from fdb_datamodel import ClusterSpace
 from fdb_schema import DatabaseUnreachableError, read_range
 from futures_worker import Client
 from idempotent_txn import run
-from simulation import bodies, workers
+from simulation import bodies, rows, workers
 from simulation.bodies import UNDONE, Op
 from simulation.machine import Process
 from simulation.tasks import Meant
 from simulation.world import CLUSTER, World
-
-_LOOK_SECONDS: Final = 5.0
-_GONE: Final = (dm.FutureDeletedError, dm.UnknownFutureError)
 
 
 @dataclass
@@ -64,7 +60,6 @@ class Programs:
     def __init__(self, world: World) -> None:
         chance = world.chance
         self.world = world
-        self.space = ClusterSpace(CLUSTER)
         bodies.Seen.begin()
         workers.start(world)
         self.orders = [self._drawn(number) for number in range(chance.randint(5, 25))]
@@ -74,12 +69,7 @@ class Programs:
         for _ in range(chance.randint(1, 3)):
             world.process("asker", self.ask)
         world.process("clearer", self.clear)
-        world.machine.spawn(None, self._look)
-
-    def _look(self) -> None:
-        while not self.world.calm:
-            self.world.machine.block(_LOOK_SECONDS)
-            self._validate()
+        rows.check_often(world)
 
     def _drawn(self, number: int) -> Order:
         chance = self.world.chance
@@ -177,25 +167,21 @@ class Programs:
             time.sleep(1.0)
         with Client(db, CLUSTER) as client:
             for order in self.orders:
-                with contextlib.suppress(*_GONE):
+                with contextlib.suppress(*rows.GONE):
                     client.delete(client.get_future(order.id))
         self.cleared = True
 
     # --- laws
 
     def settled(self) -> bool:
-        rows, _ = run(self.world.db, lambda tr: dm.list_futures(tr, self.space, limit=10))
+        kept = rows.kept(self.world)
         wanted = [order.key for order in self.orders if order.looks > 0]
-        self.world.unsettled = f"wanted: {wanted}, kept: {rows}"
-        return self.cleared and not rows
-
-    def _validate(self) -> None:
-        problems = dm.validate(self.world.db, self.space)
-        assert problems == [], problems
+        self.world.unsettled = f"wanted: {wanted}, kept: {kept}"
+        return self.cleared and not kept
 
     def end(self) -> None:
-        self._validate()
-        begin = self.space["programs"].key()
+        rows.check(self.world)
+        begin = rows.SPACE["programs"].key()
         assert not list(self.world.db.get_range(begin, begin + b"\xff")), "something of a program is left"
         for order in self.orders:
             self._check_counts(order)
@@ -219,8 +205,8 @@ class Programs:
             assert undone == done[::-1][: len(undone)], f"{order.key} has {order.outcome}: {done}, {undone}"
 
     def _counts(self, order: Order) -> Iterator[tuple[str, list[int]]]:
-        rows = run(self.world.db, lambda tr: read_range(tr, order.rows, order.rows + b"\xff"))
-        for key, value in rows:
+        found = run(self.world.db, lambda tr: read_range(tr, order.rows, order.rows + b"\xff"))
+        for key, value in found:
             where, _, place = key[len(order.rows) :].decode().rpartition("place ")
             if _:
                 yield where + place, [int(one) for one in value.split()]

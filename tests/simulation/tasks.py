@@ -32,8 +32,9 @@ def failing(number: int, seconds: float) -> None:
 def visit(actor: Any, times: int) -> int:
     """A task that calls an actor: how often."""
     from futures_worker.client.actors import actor_id
-    from simulation.actors import Called, Life, patiently
+    from simulation.actors import Called, Life
     from simulation.machine import current_process
+    from simulation.rows import patiently
 
     process = current_process()
     assert process is not None
