@@ -113,7 +113,7 @@ def test_the_command_shows_roles_keys_and_the_first_limit() -> None:
 
 def test_in_json_the_flows_sum_up_to_the_total() -> None:
     found = json.loads(size("--workers", 8, "--rate", 500, "--heap-runs", 10, "--leases", 5, "--held", 3, "--json"))
-    for name in ("written", "read", "commits", "conflicts"):
+    for name in ("transactions", "written", "read", "commits", "conflicts"):
         assert sum(flow[name] for flow in found["flows"]) == pytest.approx(found["total"][name])
     assert found["load"]["workers"] == 8
     assert {"heap_run", "lease", "lease_beat"} <= {flow["kind"] for flow in found["flows"]}

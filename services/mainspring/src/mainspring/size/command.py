@@ -10,7 +10,8 @@ import typer
 
 from fdb_schema.cli import JsonOption, fail, print_json, print_rows, say
 from fdb_schema.errors import EXIT_USAGE
-from mainspring.size.model import Demand, Load, bytes_of, demand
+from fdb_schema.serving import figures
+from mainspring.size.model import Demand, Load, demand
 
 
 class Engine(StrEnum):
@@ -68,10 +69,7 @@ def in_plain_values(load: Load, found: Demand) -> dict[str, Any]:
     return {
         "load": dataclasses.asdict(load),
         "total": found.total._asdict(),
-        "flows": [
-            {"kind": one.kind, "transactions": one.transactions, "items": one.items, **_cost(one.cost)}
-            for one in found.flows
-        ],
+        "flows": [{"kind": one.kind, "items": one.items, **one.cost._asdict()} for one in found.flows],
         "roles": [role._asdict() for role in found.roles],
         "hot_keys": [key._asdict() for key in found.hot],
         "watches_fired": found.watches_fired,
@@ -82,10 +80,6 @@ def in_plain_values(load: Load, found: Demand) -> dict[str, Any]:
     }
 
 
-def _cost(cost: Any) -> dict[str, float]:
-    return {name: value for name, value in cost._asdict().items() if name != "transactions"}
-
-
 def _print(load: Load, found: Demand) -> None:
     total = found.total
     say(
@@ -94,7 +88,7 @@ def _print(load: Load, found: Demand) -> None:
     )
     say(
         f"each second  {total.transactions:,.0f} transactions, {total.commits:,.0f} of them commits; "
-        f"{total.written:,.0f} keys written ({bytes_of(total.written_bytes)}), {total.read:,.0f} read ({bytes_of(total.read_bytes)}); "
+        f"{total.written:,.0f} keys written ({figures.size(total.written_bytes)}), {total.read:,.0f} read ({figures.size(total.read_bytes)}); "
         f"{found.watches_fired:,.0f} watches fire; {found.conflicts:.1%} of the claims conflict"
     )
     roles = [

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from fdb_datamodel import PASS_SECONDS, SESSION_BEAT_SECONDS
 from fdb_schema.clock import ADVANCE_SECONDS
+from fdb_schema.serving.figures import size
 from futures_worker.client.basis.session_life import RELEASED_AT_ONCE
 from futures_worker.liveness import HEAD, TTL_SECONDS
 from futures_worker.payload import INLINE_RESULT_BYTES
@@ -68,20 +69,20 @@ class Load:
 
 
 class Flow(NamedTuple):
-    """One kind of transaction: how often, with how many items a second in all of them, and what that costs a second."""
+    """One kind of transaction: how many items there are a second in all of them, and what that costs a second."""
 
     kind: str
-    transactions: float
     items: float
     cost: Cost
 
 
 class HotKey(NamedTuple):
-    """What is written more often than other keys, each of them; `watchers` are woken by each write."""
+    """What is written more often than other keys, each of so many `keys`; `watchers` are woken by each write."""
 
     name: str
     writes: float
     watchers: float
+    keys: int = 1
 
 
 class Role(NamedTuple):
@@ -129,18 +130,18 @@ def demand(load: Load) -> Demand:
             f"{load.rate:,.0f} tasks of {load.seconds:g} s a second are {load.rate * load.seconds:,.0f} at a time, and {load.workers:,} workers of "
             f"{load.slots} slots run {load.workers * load.slots:,}: more of either, or fewer tasks"
         )
-    flows = [_flow(*one, load) for one in _rates(load, busy)]
+    flows = [_flow(*one, load) for one in _rates(load)]
     total = Cost()
     for flow in flows:
         total = total.plus(flow.cost)
-    often = {flow.kind: flow.transactions for flow in flows}
+    often = {flow.kind: flow.cost.transactions for flow in flows}
     hot = _hot(load, often, busy)
-    fired = sum(key.writes * key.watchers * (load.clients if key.name == "a client's bell" else 1) for key in hot)
+    fired = sum(key.writes * key.watchers * key.keys for key in hot)
     roles = _roles(load, total)
     return Demand(flows, total, fired, _conflicts(load, often), hot, roles, busy, _limit(load, hot, busy), _notes(load))
 
 
-def _rates(load: Load, busy: float) -> list[tuple[str, float, float]]:
+def _rates(load: Load) -> list[tuple[str, float, float]]:
     """(kind, transactions a second, items a second)."""
     rate, clients, workers, latency = load.rate, max(1, load.clients), load.workers, load.latency
     turns = batches(workers, rate, latency, MOST_PER_TURN)
@@ -154,7 +155,7 @@ def _rates(load: Load, busy: float) -> list[tuple[str, float, float]]:
         ("release", max(batches(clients, rate, SESSION_BEAT_SECONDS), rate / RELEASED_AT_ONCE), rate),
         ("collect", 0.0, rate),
         ("collect_pass", 1 / PASS_SECONDS if workers else 0.0, 0.0),
-        ("worker_beat", workers / (HEARTBEAT_SECONDS if busy or rate else TTL_SECONDS / BEATS_PER_TTL), 0.0),
+        ("worker_beat", workers / (HEARTBEAT_SECONDS if rate else TTL_SECONDS / BEATS_PER_TTL), 0.0),
         ("client_beat", load.clients / SESSION_BEAT_SECONDS, 0.0),
         ("clock", 1 / ADVANCE_SECONDS if workers else 0.0, 0.0),
         *_looks(workers, bool(rate)),
@@ -189,7 +190,7 @@ def _flow(kind: str, transactions: float, items: float, load: Load) -> Flow:
         cost = cost.plus(Cost(read_bytes=items * (COSTS["turn"].each.written_bytes / 4 + inline)))
     elif kind == "collect":
         cost = cost.plus(Cost(read_bytes=items * (inline + load.args_bytes)))
-    return Flow(kind, transactions, items, cost)
+    return Flow(kind, items, cost)
 
 
 def _hot(load: Load, often: dict[str, float], busy: float) -> list[HotKey]:
@@ -199,8 +200,8 @@ def _hot(load: Load, often: dict[str, float], busy: float) -> list[HotKey]:
     woken = min(idle, turns / max(1e-9, often.get("submit", 0.0))) if turns else idle
     found = [
         HotKey("the pool's bell", often.get("submit", 0.0), woken),
-        HotKey("a client's bell", turns / clients, 1.0 if turns else 0.0),
-        HotKey("a worker's rows of claims", turns / max(1, load.workers), 0.0),
+        HotKey("a client's bell", turns / clients, 1.0, clients),
+        HotKey("a worker's rows of claims", turns / max(1, load.workers), 0.0, load.workers),
         HotKey("the clock", often.get("clock", 0.0), 0.0),
     ]
     return sorted((key for key in found if key.writes), key=lambda key: -key.writes)
@@ -225,10 +226,10 @@ def _roles(load: Load, total: Cost) -> list[Role]:
     keys = total.written / ALL_ROLES
     parts = [
         ("storage", f"{total.written * copies:,.0f} keys written, {total.read:,.0f} read", storage, copies),
-        ("log", f"{total.written * copies:,.0f} keys, {bytes_of(total.written_bytes * copies)}", keys * copies, copies),
+        ("log", f"{total.written * copies:,.0f} keys, {size(total.written_bytes * copies)}", keys * copies, copies),
         (
             "commit proxy",
-            f"{total.commits:,.0f} commits, {bytes_of(total.written_bytes)}",
+            f"{total.commits:,.0f} commits, {size(total.written_bytes)}",
             max(keys, total.commits * 10 / ALL_ROLES),
             1,
         ),
@@ -268,15 +269,6 @@ def _notes(load: Load) -> list[str]:
     notes = []
     if load.result_bytes > INLINE_RESULT_BYTES:
         notes.append(
-            f"results of more than {INLINE_RESULT_BYTES:,} bytes stay with their workers: {bytes_of(load.rate * load.result_bytes)} a second go over the network where another host takes them"
+            f"results of more than {INLINE_RESULT_BYTES:,} bytes stay with their workers: {size(load.rate * load.result_bytes)} a second go over the network where another host takes them"
         )
     return notes
-
-
-def bytes_of(number: float) -> str:
-    """For people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:,.0f} {unit}" if number >= 10 or unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError
