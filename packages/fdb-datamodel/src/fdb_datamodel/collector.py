@@ -28,6 +28,7 @@ from fdb_datamodel.transitions.workers import list_forgotten, reap
 from fdb_datamodel.trial import TrialCommits
 from fdb_schema import ClusterSpace, Database, Transaction, fdb_error_code
 from fdb_schema.database import as_database
+from fdb_schema.errors import TRANSACTION_TOO_LARGE
 from idempotent_txn import run
 
 GRACE_SECONDS = 3600.0
@@ -40,7 +41,6 @@ _PAUSE = 20
 _LONGEST = 5.0
 """Seconds, at most, that a step of a pass works: what takes longer than a transaction lives has stood still, or waited for a
 database that gave no answer."""
-_TOO_LARGE = 2101  # a transaction
 _FRUITFUL = (5, 20)
 """Times the seconds of a tick for which a sweep goes on that finds something: it has to keep up with what clients let go. The more
 often, up to the second, the longer sweeps take than lies between two of them.
@@ -100,7 +100,6 @@ class Collector:
         self._observer: Observer[SessionSighting] = Observer(session_ttl, TrialCommits(self._db, self._space))
         self._look_seconds = session_ttl / _LOOKS_PER_TTL
         self._next_look = float("-inf")
-        self._fruit = 0.0  # of what the last page of a sweep judged, the share that it changed
         self._pass_under_way = _Paced(self, sweep=False)
         self._sweep_under_way = _Paced(self, sweep=True)
 
@@ -151,7 +150,8 @@ class Collector:
         for done in pages(lambda at: run_apart(db, space, steps.mark_page, space, at, self._tombstones, codes)):
             yield Collected(tombstones=done)
         if sweep:
-            yield from self._sweep()
+            for found, _ in self._sweep():
+                yield found
         for subspace in SHARED:
             for done in pages(lambda at, subspace=subspace: run_apart(db, space, shared_page, space, subspace, at)):  # type: ignore[misc]
                 yield Collected(places=done)
@@ -164,12 +164,17 @@ class Collector:
             after = page.after
             yield Collected(pins=page.done, code=dropped)
 
-    def _sweep(self) -> Iterator[Collected]:
+    def _sweep(self) -> Iterator[tuple[Collected, float]]:
+        """With each page the share that it changed of what it judged."""
         after: bytes | None = b""
         while after is not None:
             page = self._sweep_page(after)
-            after, self._fruit = page.after, page.changed / max(1, page.judged)
-            yield Collected(futures=page.deleted, results=page.shed)
+            after = page.after
+            yield Collected(futures=page.deleted, results=page.shed), page.changed / max(1, page.judged)
+
+    def _steps(self, sweep: bool) -> Iterator[tuple[Collected, float]]:
+        """Of a sweep, or of a pass, which only looks."""
+        return self._sweep() if sweep else ((found, 0.0) for found in self._pass())
 
     def _sweep_page(self, after: bytes) -> Swept:
         """A page, or less of it where its transaction lives too long or grows too large: no sweep would ever come past it."""
@@ -184,7 +189,7 @@ class Collector:
             try:
                 return run_apart(self._db, self._space, less_each_time)
             except Exception as error:
-                if fdb_error_code(error) != _TOO_LARGE or limit == 1:
+                if fdb_error_code(error) != TRANSACTION_TOO_LARGE or limit == 1:
                     raise
 
 
@@ -195,7 +200,7 @@ class _Paced:
         self._of = collector
         self._is_sweep = sweep
         self._next = float("-inf")
-        self._steps: Iterator[Collected] | None = None
+        self._steps: Iterator[tuple[Collected, float]] | None = None
         self._busy = 0.0
         self._held_until = self._begun = 0.0
         self._longer = _FRUITFUL[0]
@@ -210,7 +215,7 @@ class _Paced:
         if self._steps is None and begun >= self._next:
             self._next = begun + of._interval / 4
             if run_apart(of._db, of._space, steps.begin_pass, of._space, of._interval, sweep=self._is_sweep):
-                self._steps, self._busy = of._sweep() if self._is_sweep else of._pass(), 0.0
+                self._steps, self._busy = of._steps(self._is_sweep), 0.0
                 self._begun, self._held_until = begun, begun + of._interval
         if self._steps is None:
             return
@@ -218,10 +223,9 @@ class _Paced:
             self._held_until = begun + of._interval
             self._put_off(of._interval)
         last = begun
-        for step in self._steps:
+        for step, fruit in self._steps:
             found.add(step)
             now = of._clock()
-            fruit = of._fruit if self._is_sweep else 0.0
             self._busy += (1 - fruit) * min(now - last, _LONGEST)
             last = now
             if now - begun >= (1 + (self._longer - 1) * fruit) * seconds:

@@ -25,6 +25,7 @@ from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id
 from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.marks import read_mark
 from fdb_datamodel.rows.records import NO_SESSION, FutureResult, WorkerId
 from fdb_datamodel.rows.space import EDGE, number_in
 from fdb_datamodel.rows.states import FutureState
@@ -147,7 +148,7 @@ def readers_of(tr: Transaction, space: ClusterSpace, future_id: bytes) -> Reader
     session, mark = ch.get_many([ch.keys.session(f.session), ch.keys.garbage + f.e], snapshot=True)
     if session is None:
         return Readers.gone
-    return Readers.let_go if mark is not None and codec.unpack(mark)[0] else Readers.some
+    return Readers.let_go if mark is not None and read_mark(mark).released else Readers.some
 
 
 def lost_items(tr: Transaction, space: ClusterSpace, future_id: bytes, start: int, limit: int) -> list[int]:

@@ -84,13 +84,13 @@ class Breadth:
 
     def __init__(self) -> None:
         self._all = 0  # how many there were when all were looked at last
-        self._next_whole = self._whole_until = float("-inf")
+        self._next_whole = float("-inf")
         self._died = 0  # lately, of those that were looked at
         self._wide_until = float("-inf")
 
     def first(self, now: float) -> int:
         """Of `see_workers`."""
-        if self._all <= HEAD or now < self._whole_until or now >= self._next_whole:
+        if self._all <= HEAD or now >= self._next_whole:
             return 0
         if now >= self._wide_until:
             self._died = 0
@@ -116,9 +116,9 @@ class Breadth:
             self._died = dead + (self._died if now < self._wide_until else 0)
             self._wide_until = now + 3 * ttl
 
-    def look_at_all(self, until: float) -> None:
-        """There may be dead ones that nobody of the head sees."""
-        self._whole_until = until
+    def look_at_all(self) -> None:
+        """Next time: there is a dead one that nobody of the head may see."""
+        self._next_whole = float("-inf")
 
 
 class Caretaker:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fdb_datamodel.rows import codec
 from fdb_schema import RecordError
-
-_MICROSECONDS: Final = 1_000_000
+from fdb_schema.clock import MICROSECONDS
 
 
 class Mark(NamedTuple):
@@ -26,7 +25,7 @@ class Mark(NamedTuple):
     def in_grace(self, now: int, grace: float) -> bool:
         """Whether its future can't be collected yet, whatever has become of it."""
         kept = grace if self.ttl is None else self.ttl
-        return self.since is not None and now - self.since <= kept * _MICROSECONDS
+        return self.since is not None and now - self.since <= kept * MICROSECONDS
 
 
 def read_mark(value: bytes) -> Mark:

@@ -33,9 +33,9 @@ from fdb_schema import (
     read_clock,
     read_range,
 )
+from fdb_schema.clock import MICROSECONDS
 
 _PAGE = 400
-_MICROSECONDS = 1_000_000
 
 
 class Page(NamedTuple):
@@ -52,7 +52,7 @@ def begin_pass(tr: Transaction, space: ClusterSpace, interval: float, *, sweep: 
     now = read_clock(tr, space)
     if due is not None and now < due:
         return False
-    tr.set(key, codec.pack(now + round(interval * _MICROSECONDS)))
+    tr.set(key, codec.pack(now + round(interval * MICROSECONDS)))
     return True
 
 
@@ -60,7 +60,7 @@ def put_off_pass(tr: Transaction, space: ClusterSpace, seconds: float, *, sweep:
     """The next pass, or sweep, isn't due before `seconds` from now."""
     key = _due_row(space, sweep)
     planned = _next_pass(tr, key)
-    due = read_clock(tr, space) + round(seconds * _MICROSECONDS)
+    due = read_clock(tr, space) + round(seconds * MICROSECONDS)
     if planned is None or planned < due:
         tr.set(key, codec.pack(due))
 
@@ -94,7 +94,7 @@ def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: fl
     for f in page.futures:
         if f.deleted:
             since = _deleted_at(f)
-            if since is not None and now - since > tombstones * _MICROSECONDS and len(f.rows) == 1:
+            if since is not None and now - since > tombstones * MICROSECONDS and len(f.rows) == 1:
                 ch.clear(ch.keys.future(f.e, DELETED))
                 done += 1
             continue

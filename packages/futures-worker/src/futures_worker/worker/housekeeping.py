@@ -216,7 +216,7 @@ class Housekeeping:
         now = self._monotonic()
         gone = any(worker_gone(status.info) for status in self._live)
         if gone:
-            self._breadth.look_at_all(now + self._look_seconds)
+            self._breadth.look_at_all()
         if gone or now >= self._next_look:
             self._next_look = now + self._pause() * random.uniform(0.75, 1.25)
             self.look()
