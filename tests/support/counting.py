@@ -18,6 +18,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.transactions = self.commits = self.watches = 0
+        self.calls = 0
+        """Reads that were asked for: of a key, of many keys at once, of a page of a range."""
         self.read = self.read_bytes = self.written = self.written_bytes = self.conflicts = 0
         self.keys: Counter[bytes] = Counter()
         """How often each key was written."""
@@ -55,6 +57,7 @@ def counted(db: Any) -> Iterator[Tally]:
         def get_many(self, keys: list[bytes], snapshot: bool) -> Any:
             found = super().get_many(keys, snapshot)
             with lock:
+                tally.calls += 1
                 tally.read += len(keys)
                 tally.read_bytes += sum(len(one) for one in found if one is not None)
             self._begin()
@@ -64,6 +67,7 @@ def counted(db: Any) -> Iterator[Tally]:
             rows = super().get_range(*arguments, **named)
             found = rows[0] if isinstance(rows, tuple) else rows
             with lock:
+                tally.calls += 1
                 tally.read += max(1, len(found))
                 tally.read_bytes += sum(len(key) + len(value) for key, value in found)
             self._begin()
@@ -74,6 +78,7 @@ def counted(db: Any) -> Iterator[Tally]:
 
         def _read(self, found: Any, keys: int) -> Any:
             with lock:
+                tally.calls += 1
                 tally.read += keys
                 tally.read_bytes += len(found or b"")
             self._begin()

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from conftest import calls_of
 from datamodel_lab.lab import Lab
+from support import counting
+from support.counting import Tally
 
 import fdb_datamodel as dm
 from fdb_datamodel import Outcome
@@ -15,67 +17,15 @@ from fdb_datamodel.transitions.sweep import sweep_page
 BATCH = 100
 
 
-class Counting:
-    """A transaction that counts the rows it changes and reads."""
-
-    def __init__(self, tr: Any) -> None:
-        self.tr = tr
-        self.changed = self.read = self.calls = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tr, name)
-
-    @property
-    def snapshot(self) -> Any:
-        return self.tr.snapshot
-
-    def set_many(self, items: Any) -> None:
-        items = list(items)
-        self.changed += len(items)
-        self.tr.set_many(items)
-
-    def clear_many(self, keys: Any) -> None:
-        keys = list(keys)
-        self.changed += len(keys)
-        self.tr.clear_many(keys)
-
-    def get_many(self, keys: Any, snapshot: bool = False) -> Any:
-        self.read += len(keys)
-        self.calls += 1
-        return self.tr.get_many(keys, snapshot)
-
-    def read_range(
-        self, begin: bytes, end: bytes, limit: int = 0, reverse: bool = False, snapshot: bool = False
-    ) -> Any:
-        rows = self.tr.read_range(begin, end, limit, reverse, snapshot)
-        self.read += len(rows)
-        self.calls += 1
-        return rows
-
-    def add_read_conflict_keys(self, keys: Any) -> None:
-        self.tr.add_read_conflict_keys(keys)
-
-    def add(self, key: bytes, value: bytes) -> None:
-        self.changed += 1
-        self.tr.add(key, value)
-
-    def set_versionstamped_key(self, key: bytes, value: bytes) -> None:
-        self.changed += 1
-        self.tr.set_versionstamped_key(key, value)
-
-    def set(self, key: bytes, value: bytes) -> None:
-        self.changed += 1
-        self.tr.set(key, value)
-
-
 @pytest.fixture
 def counted(memory_lab: Lab) -> Any:
-    costs: dict[str, Counting] = {}
+    costs: dict[str, Tally] = {}
 
     def run(stage: str, fn: Any, *args: Any) -> Any:
-        tr = costs[stage] = Counting(memory_lab.db.create_transaction())
-        value = fn(tr, memory_lab.space, *args)
-        tr.tr.commit().wait()
+        with counting.counted(memory_lab.db) as costs[stage]:
+            tr = memory_lab.db.create_transaction()
+            value = fn(tr, memory_lab.space, *args)
+            tr.commit().wait()
         return value
 
     run.costs = costs  # type: ignore[attr-defined]
@@ -95,15 +45,15 @@ def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> Non
     counted("forget", dm.release_futures, memory_lab.session, [claim.id for claim in claims])
     costs = counted.costs
     # code and name, args, an index entry; a bell
-    assert costs["submit"].changed == 3 * BATCH + 1
+    assert costs["submit"].written == 3 * BATCH + 1
     assert costs["submit"].read == BATCH
     # the index entry cleared; claim; 64 in a row of the worker
-    assert costs["claim"].changed == 2 * BATCH + 2
+    assert costs["claim"].written == 2 * BATCH + 2
     # and latest_result, the worker's rows cleared; one mailbox row and its bell
-    assert costs["turn"].changed == 2 * BATCH + 2 + BATCH + 2 + 2
-    assert costs["forget"].changed == BATCH, "the mark that its submitter let it go"
+    assert costs["turn"].written == 2 * BATCH + 2 + BATCH + 2 + 2
+    assert costs["forget"].written == BATCH, "the mark that its submitter let it go"
     assert costs["forget"].calls == 1
-    whole = sum(costs[stage].changed for stage in ("submit", "turn", "forget"))  # the turn ends as many as it claims
+    whole = sum(costs[stage].written for stage in ("submit", "turn", "forget"))  # the turn ends as many as it claims
     assert whole <= 7.1 * BATCH, "and 6 of one without arguments"
     assert costs["turn"].calls <= 5, "reads are in bulk"
     assert costs["claim"].calls <= 4
@@ -118,9 +68,9 @@ def test_rows_and_commits_of_what_is_collected(memory_lab: Lab, counted: Any) ->
     memory_lab.clock(1000.0)
     assert counted("delete", sweep_page, b"", 1.0, BATCH).deleted == BATCH
     costs = counted.costs
-    assert costs["mark"].changed == BATCH, "since when nobody needs it"
+    assert costs["mark"].written == BATCH, "since when nobody needs it"
     # code and name, args, claim, latest_result and the mark cleared; a tombstone
-    assert costs["delete"].changed == 6 * BATCH
+    assert costs["delete"].written == 6 * BATCH
     assert costs["delete"].read <= 7 * BATCH
     assert costs["delete"].calls <= BATCH + 15, "one for each, the rest for all of them"
 
@@ -139,7 +89,7 @@ def test_a_pushed_future_costs_less(memory_lab: Lab, counted: Any) -> None:
     worker = memory_lab.worker()
     claims = counted("push", dm.submit_claimed, [memory_lab.spec(args=b"a", name="task") for _ in range(BATCH)], worker)
     assert len(claims) == BATCH
-    assert counted.costs["push"].changed == 4 * BATCH + 1, "code and name, args, claim, the worker's row; its bell"
+    assert counted.costs["push"].written == 4 * BATCH + 1, "code and name, args, claim, the worker's row; its bell"
 
 
 def test_an_edge_costs_five_rows_and_a_hint(memory_lab: Lab, counted: Any) -> None:
@@ -147,11 +97,11 @@ def test_an_edge_costs_five_rows_and_a_hint(memory_lab: Lab, counted: Any) -> No
     up = memory_lab.spec()
     memory_lab.submit(up)
     counted("submit", dm.submit_futures, [memory_lab.spec(dependencies=(up.id,))])
-    assert counted.costs["submit"].changed == 2 + 3 + 1, "code, args; both ends of the edge, the hint; lineage"
+    assert counted.costs["submit"].written == 2 + 3 + 1, "code, args; both ends of the edge, the hint; lineage"
     (claim,) = memory_lab.claim(worker)
     counted("turn", dm.finish_turn, worker, [Outcome.realized(claim, b"r")], dm.Capacity(), 1)
     # result, worker's row; edge ends, hint, unsettled cleared; the dependent's claim; mail row and bell
-    assert counted.costs["turn"].changed <= 2 + 4 + 3 + 2
+    assert counted.costs["turn"].written <= 2 + 4 + 3 + 2
 
 
 def test_the_states_of_many_inputs_are_asked_for_together(memory_lab: Lab, counted: Any) -> None:
@@ -162,7 +112,7 @@ def test_the_states_of_many_inputs_are_asked_for_together(memory_lab: Lab, count
     memory_lab(dm.realize_futures, [(claim, b"r") for claim in memory_lab.claim(worker, BATCH)])
     counted("again", dm.submit_futures, [memory_lab.spec(dependencies=tuple(inputs))])
     assert counted.costs["again"].calls <= 6
-    assert counted.costs["again"].changed == counted.costs["submit"].changed - 3 * BATCH, "some have ended"
+    assert counted.costs["again"].written == counted.costs["submit"].written - 3 * BATCH, "some have ended"
 
 
 def test_nothing_is_left_of_a_deleted_future_but_its_tombstone(memory_lab: Lab) -> None:
