@@ -184,6 +184,43 @@ signal.pause()
     fdb_embedded.close(db)
 
 
+FORK_IN_PUBLISH = """
+import faulthandler, os, threading
+import fdb_embedded
+
+db = fdb_embedded.open(":memory:")
+db[b"k"] = b"parent"
+readers = db.dpointer.engine.store.readers
+assert readers.park()
+newest, inside, forked = readers.newest, threading.Event(), threading.Event()
+
+def stopped():
+    readers.newest = newest
+    inside.set()
+    forked.wait()
+    return newest()
+
+readers.newest = stopped
+reader = threading.Thread(target=db.get, args=(b"k",))
+reader.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(30, exit=True)
+    os._exit(db[b"k"] != b"parent")
+forked.set()
+reader.join()
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_fork_while_another_thread_begins_to_read_leaves_no_lock_held_in_the_child() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORK_IN_PUBLISH], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout == "0\n", ended.stderr
+
+
 def test_the_slot_names_nothing_that_is_newer_than_an_open_snapshot() -> None:
     db = fdb_embedded.open(":memory:")
     store = db.dpointer.engine.store

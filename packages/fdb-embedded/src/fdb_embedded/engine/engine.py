@@ -53,6 +53,7 @@ class Engine:
             self.store.close()
             raise
         self._start()
+        self.store.readers.park()  # what was read to open it
 
     def _start(self) -> None:
         self.attaching = threading.RLock()
@@ -61,7 +62,6 @@ class Engine:
         flushing = self.durability == "fsync" and self.path is not None
         self.snapshots = Snapshots(self.store, self.soundness, self, self.housekeeper, flushing)
         self.store.readers.wake = self.housekeeper.unpark
-        self.store.readers.park()  # what was read to open it
         self.committer = Committer(self)
         self.watches = Watches(self)
         self._checkpointing: threading.Thread | None = None

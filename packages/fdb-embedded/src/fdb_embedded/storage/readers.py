@@ -263,6 +263,7 @@ class Readers:
 
     def abandon(self) -> None:
         """In a forked child: the slot is the parent's, and is to be free when the parent ends."""
+        self._parking = threading.RLock()  # a thread of the parent's may have held it, and isn't here to give it up
         self.parked = True
         self._let_go()
         if self._fd >= 0:
