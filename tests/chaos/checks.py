@@ -201,21 +201,13 @@ def check_leftovers(it: ChaosRun) -> None:
     def left() -> list[str]:
         lines = [f"process {pid}: {line}" for pid, line in it.of_run()]
         lines += [f"file {path}" for path in it.folder.glob("spill-*/*")]
-        uid = os.getuid()
-        for path in set(memory_root().glob(f"futures-worker-{uid}-*")) - it.shm_before:
-            if _owner_is_gone(path):
-                lines.append(f"file {path}")
-        return lines
+        found = set(memory_root().glob(f"futures-worker-{os.getuid()}-*")) - it.shm_before
+        return lines + [f"file {path}" for path in found if _owner_in(path) in it.of_workers]
 
     it.await_that(lambda: not left(), lambda: "left behind:\n" + "\n".join(left()))
 
 
-def _owner_is_gone(path: Path) -> bool:
-    """Whether the process that the name of a worker's directory names is no more: others' clusters aren't judged."""
-    try:
-        os.kill(int(path.name.split("-")[3]), 0)
-    except (ProcessLookupError, ValueError, IndexError):
-        return path.exists()
-    except PermissionError:
-        pass
-    return False
+def _owner_in(path: Path) -> int:
+    """The process that the name of a worker's directory, or of its lock, names: others' clusters aren't judged."""
+    number = path.name.split("-")[3]
+    return int(number) if number.isdigit() else -1

@@ -78,6 +78,7 @@ class ChaosRun:
         self.settle_seconds = SETTLE_SECONDS
         self.ports = [free_port() for _ in wanted.slots]
         self.workers: list[Process] = []
+        self.of_workers: set[int] = set()
         self.clients: list[Process] = []
         self.killed_clients: set[int] = set()
         self._collector: Collector | None = None
@@ -104,7 +105,9 @@ class ChaosRun:
         command += ["--port", str(self.ports[number]), "--slots", str(wanted.slots[number]), "--cpus", "4"]
         command += ["--object-store", wanted.store, "--spill", str(self.folder / f"spill-{number}")]
         command += ["--ttl", str(wanted.ttl), "--grace", "1", "--session-ttl", str(wanted.session_ttl)]
-        return Process(command, self.folder / f"worker-{number}.log", self._environment(wanted.faults[number]))
+        made = Process(command, self.folder / f"worker-{number}.log", self._environment(wanted.faults[number]))
+        self.of_workers.add(made.popen.pid)
+        return made
 
     def _start_client(self, number: int) -> Process:
         seed = str(self.plan.clients[number])

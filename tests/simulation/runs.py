@@ -9,11 +9,14 @@ import json
 import os
 import resource
 import select
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import fdb_embedded
 
@@ -22,6 +25,8 @@ fdb_embedded.load()
 import fdb
 
 from fdb_embedded.engine.housekeeping import Housekeeper
+from futures_worker.objects import work_directory
+from futures_worker.objects.work_directory import memory_root
 from simulation import descriptors, memos, network, stand_ins, workers
 from simulation.machine import START, waiting
 from simulation.together import SCENES, Together
@@ -68,13 +73,26 @@ def play(seed: int, scene: str, plan: Plan) -> Result:
     }
 
 
-def forked(seed: int, scene: str, plan: Plan) -> tuple[int, int]:
-    """`play` in a child, whose state is that of no other seed; its pid, and where its result can be read."""
+class Run(NamedTuple):
+    """A seed that a child process plays."""
+
+    child: int
+    reading: int
+    """Where its result can be read."""
+    folder: str
+    """For the files of its workers, whose processes are none that others on this host could ask for."""
+
+
+def forked(seed: int, scene: str, plan: Plan) -> Run:
+    """`play` in a child, whose state is that of no other seed."""
     reading, writing = os.pipe()
+    folder = tempfile.mkdtemp(prefix="mainspring-simulation-", dir=memory_root())
     child = os.fork()
     if child:
         os.close(writing)
-        return child, reading
+        return Run(child, reading, folder)
+    tempfile.tempdir = folder
+    work_directory.__dict__["memory_root"] = lambda: Path(folder)
     os.close(reading)
     faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
@@ -89,11 +107,12 @@ def forked(seed: int, scene: str, plan: Plan) -> tuple[int, int]:
     os._exit(0)
 
 
-def result_of(child: int, reading: int, seed: int, scene: str) -> Result:
+def result_of(run: Run, seed: int, scene: str) -> Result:
     """What a child found."""
-    with os.fdopen(reading) as answer:
+    with os.fdopen(run.reading) as answer:
         text = answer.read()
-    os.waitpid(child, 0)
+    os.waitpid(run.child, 0)
+    shutil.rmtree(run.folder, ignore_errors=True)
     if not text:
         return {"seed": seed, "scene": scene, "found": "the process that played it died", "hash": "", "story": []}
     found: Result = json.loads(text)
@@ -102,14 +121,13 @@ def result_of(child: int, reading: int, seed: int, scene: str) -> Result:
 
 def results(seeds: range, scene: str, jobs: int) -> Iterator[Result]:
     """Of each seed, `jobs` at a time, in the order of the seeds."""
-    under_way: list[tuple[int, int, int]] = []
+    under_way: list[tuple[Run, int]] = []
     for seed in seeds:
-        under_way.append((*forked(seed, scene, Plan.drawn(seed)), seed))
+        under_way.append((forked(seed, scene, Plan.drawn(seed)), seed))
         if len(under_way) == jobs:
-            child, reading, of = under_way.pop(0)
-            yield result_of(child, reading, of, scene)
-    for child, reading, of in under_way:
-        yield result_of(child, reading, of, scene)
+            yield result_of(*under_way.pop(0), scene)
+    for run, of in under_way:
+        yield result_of(run, of, scene)
 
 
 def shrunk(result: Result) -> tuple[Plan, Result]:
@@ -118,7 +136,7 @@ def shrunk(result: Result) -> tuple[Plan, Result]:
     plan = Plan.drawn(seed)
 
     def fails(tried: Plan) -> Result | None:
-        found = result_of(*forked(seed, scene, tried), seed, scene)
+        found = result_of(forked(seed, scene, tried), seed, scene)
         return found if found["found"] else None
 
     smaller = True
@@ -155,7 +173,7 @@ def main(parser: argparse.ArgumentParser) -> int:
     for result in results(range(first, end), options.scene, options.jobs):
         seed, told = result["seed"], f"{result.get('switches', 0):,} turns in {result.get('seconds', 0):.0f} s"
         if options.twice and not result["found"]:
-            again = result_of(*forked(seed, options.scene, Plan.drawn(seed)), seed, options.scene)
+            again = result_of(forked(seed, options.scene, Plan.drawn(seed)), seed, options.scene)
             if again["hash"] != result["hash"]:
                 result["found"] = f"a second run has another history: {again['hash']}"
         print(f"seed {seed}: {'FAILED' if result['found'] else 'ok'}, {result['hash']}, {told}", flush=True)
