@@ -50,7 +50,10 @@ class Remotes:
 
         def work() -> None:
             self.start.wait(DEADLINE)
-            future.set_result(run_remote(args))
+            try:
+                future.set_result(run_remote(args))
+            except Exception as error:  # as a Shell tells it, to whoever waits yet
+                future.set_exception(error)
 
         threading.Thread(target=work, daemon=True).start()
         return future

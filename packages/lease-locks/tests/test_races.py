@@ -19,6 +19,7 @@ from fdb_schema import fdb_error_code, open_database
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks import AsyncLeaseManager, LeaseError, LeaseLost, LeaseManager
 from lease_locks.grants import ending, joining, transitions
+from lease_locks.grants.errors import DamagedRowError
 from lease_locks.grants.observer import Dead
 from lease_locks.grants.records import MaintainerRecord
 from lease_locks.grants.rows import read_name
@@ -197,6 +198,29 @@ def test_closing_releases_the_rest_where_one_lease_was_stolen(any_db: Any, other
     assert other.try_acquire("b") is not None
     successor.maintain()
     assert [sid for sid, _, _ in other.sessions()] == [other.session.sid]
+
+
+def test_closing_releases_many_leases_by_a_few_transactions() -> None:
+    db, made = transactions(open_database("memory:"))
+    locks = LeaseManager(db, cluster="demo", ttl=600.0)
+    leases = [locks.acquire(f"n{n}") for n in range(120)]
+    leases += [locks.acquire("shared", mode="shared") for _ in range(2)]
+    made.clear()
+    locks.close()
+    assert len(made) <= 3 + 1 + 3, "pages of 50, the second of one name, and the session's own end"
+    assert not any(one.held for one in leases)
+    with LeaseManager(db, cluster="demo") as after:
+        assert after.list() == []
+
+
+def test_closing_releases_the_rest_where_the_rows_of_one_lease_cannot_be_read(any_db: Any, other: LeaseManager) -> None:
+    locks = LeaseManager(any_db, cluster="demo", ttl=600.0)
+    damaged, *_ = [locks.acquire(name) for name in "abc"]
+    run(any_db, lambda tr: tr.set(damaged.part.lock.holder(damaged.token), b"x"))
+    with pytest.raises(DamagedRowError, match="'a'"):
+        locks.close()
+    assert other.try_acquire("b") is not None
+    assert other.try_acquire("c") is not None
 
 
 def test_a_block_that_fails_is_not_covered_up_by_a_lost_lease(any_db: Any, other: LeaseManager) -> None:

@@ -29,7 +29,7 @@ from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.session import sessions
 from lease_locks.session.clocks import Clocks, SystemClocks
-from lease_locks.session.part import HOLDER
+from lease_locks.session.part import HOLDER, Part
 from lease_locks.session.session import Session
 from lease_locks.session.upkeep import IDEMPOTENT
 from lease_locks.waiting import loops, threads
@@ -42,6 +42,7 @@ _LIVE: weakref.WeakValueDictionary[str, LeaseManager] = weakref.WeakValueDiction
 Mode = Literal["exclusive", "shared"]
 _PAGE: Final = 1_000
 _EXIT_SECONDS: Final = 3.0  # for which a process that ends without close() waits for the database
+_RELEASED_TOGETHER: Final = 50  # leases, by one transaction of a close
 _NAMES: Final = 50  # whose holders and queues one transaction reads
 log = logging.getLogger("lease_locks")
 
@@ -119,9 +120,10 @@ class LeaseManager:
         failed: list[Exception] = []
         until = time.monotonic() + self.session.close_seconds
         try:
-            for part in self.session.ledger.parts:
+            for page in _pages(self.session.ledger.parts):
                 try:
-                    self.session.release(part, until - time.monotonic())
+                    found = self.session.release_all(page, until - time.monotonic())
+                    failed += [error for error in found if isinstance(error, Exception)]
                 except Exception as error:  # the others are released all the same
                     failed.append(error)
         finally:
@@ -354,3 +356,18 @@ def _close_at_exit(reference: weakref.ref[LeaseManager]) -> None:
             log.warning(
                 "%s: not released at the exit of this process, to expire by itself: %s", ", ".join(held[:20]), error
             )
+
+
+def _pages(parts: list[Part]) -> Iterator[list[Part]]:
+    """Parts to be released by one transaction each: of different names, since one transaction ends a grant once."""
+    left = parts
+    while left:
+        page: dict[str, Part] = {}
+        later = []
+        for part in left:
+            if len(page) < _RELEASED_TOGETHER and part.name not in page:
+                page[part.name] = part
+            else:
+                later.append(part)
+        yield list(page.values())
+        left = later

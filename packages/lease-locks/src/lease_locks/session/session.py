@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
-from fdb_schema import MainspringError
+from fdb_schema import MainspringError, read_ahead
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks.grants import ending, transitions
 from lease_locks.grants.errors import LeaseLost
@@ -109,37 +110,58 @@ class Session(Context):
 
     def release(self, part: Part, timeout: float | None = None) -> bool:
         """End the grant: True where that freed it, now or before; see `Lease.release`."""
-        self.ledger.look(part)
-        holding = part.holding
-        if holding.left or (holding.state is Belief.RELEASED and not holding.unsettled):
-            return True
+        (freed,) = self.release_all([part], timeout)
+        if isinstance(freed, Exception):
+            raise freed
+        return freed
 
-        def give_back(tr: Any) -> str:
-            self.ledger.end_grant(part)  # whatever becomes of the transaction: from here on nothing is believed
-            wall = self.clocks.wall_us()
-            return ending.release(tr, self.space, part.lock, part.token, self.sid, self.by, "", wall)
+    def release_all(self, parts: Sequence[Part], timeout: float | None = None) -> list[bool | Exception]:
+        """`release` of grants of different names, in one transaction; what each of them returns or raises.
 
-        holding.unsettled = True
-        self.ledger.note(give_back)
-        self.ledger.end_grant(part)
-        left = self.close_seconds if timeout is None else timeout
+        Raises what the database raises.
+        """
+        for part in parts:
+            self.ledger.look(part)
+        held = [part for part in parts if not _is_released(part)]
+
+        def give_back(tr: Any) -> list[str]:
+            for part in held:
+                self.ledger.end_grant(part)  # whatever becomes of the transaction: from here on nothing is believed
+            who = self.sid, self.by, "", self.clocks.wall_us()
+            rows = [part.lock.holder(part.token) for part in held] if len(held) > 1 else []
+            _ahead = read_ahead(tr, [(key, key + b"\xff", 0) for key in rows])
+            return [ending.release(tr, self.space, part.lock, part.token, *who) for part in held]
+
+        outcomes: dict[int, str] = {}
+        if held:
+            for part in held:
+                part.holding.unsettled = True
+            self.ledger.note(give_back)
+            for part in held:
+                self.ledger.end_grant(part)
+            left = self.close_seconds if timeout is None else timeout
+            try:
+                found = run(self.db, give_back, strategy=IDEMPOTENT, timeout=max(LEAST_SECONDS, left))
+            except BaseException as error:
+                if len(held) > 1 and isinstance(error, Exception) and not of_database(error):
+                    self.ledger.paid(give_back)
+                    return [self._release_alone(part, timeout) for part in parts]  # the rows of one of them are damaged
+                self.ledger.poke()
+                if of_database(error) and not self.exiting:
+                    names = ", ".join(repr(part.name) for part in held)
+                    log.warning("lease %s is released as soon as the database answers: %s", names, error)
+                raise
+            self.ledger.paid(give_back)
+            for part, outcome in zip(held, found, strict=True):
+                part.holding.unsettled = False
+                outcomes[id(part)] = outcome
+        return [_came_of(part, outcomes.get(id(part), "")) for part in parts]
+
+    def _release_alone(self, part: Part, timeout: float | None) -> bool | Exception:
         try:
-            outcome = run(self.db, give_back, strategy=IDEMPOTENT, timeout=max(LEAST_SECONDS, left))
-        except BaseException as error:
-            self.ledger.poke()
-            if of_database(error) and not self.exiting:
-                log.warning("lease %r is released as soon as the database answers: %s", part.name, error)
-            raise
-        self.ledger.paid(give_back)
-        holding.unsettled = False
-        if outcome == "succeeded":
-            reason = holding.reason or "stolen"
-            raise LeaseLost(
-                f"lease {part.name!r} (token {part.token.hex}) was lost ({reason}) and has another holder now, "
-                f"whose lease stays",
-                reason,
-            )
-        return outcome != "ended"
+            return self.release(part, timeout)
+        except Exception as error:
+            return error
 
     def ended_elsewhere(self, part: Part, *, freed: bool) -> None:
         """The caller's own transaction freed the lease, or failed to: either way stop maintaining this part of it."""
@@ -189,3 +211,19 @@ class Session(Context):
     def owe(self, chore: Chore) -> None:
         """Have the renewal thread run a transaction until it committed."""
         self.ledger.owe(chore)
+
+
+def _is_released(part: Part) -> bool:
+    holding = part.holding
+    return holding.left or (holding.state is Belief.RELEASED and not holding.unsettled)
+
+
+def _came_of(part: Part, outcome: str) -> bool | Exception:
+    """What `release` returns or raises; `outcome` as `ending.release` tells it, "" where there was nothing to end."""
+    if outcome != "succeeded":
+        return outcome != "ended"
+    reason = part.holding.reason or "stolen"
+    return LeaseLost(
+        f"lease {part.name!r} (token {part.token.hex}) was lost ({reason}) and has another holder now, whose lease stays",
+        reason,
+    )
