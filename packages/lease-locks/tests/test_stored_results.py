@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import memo_functions as functions
@@ -105,6 +106,20 @@ def test_a_call_that_is_forgotten_as_it_begins_is_made(locks: LeaseManager, size
 
 def upper(data: bytes) -> bytes:
     return data.upper()
+
+
+def test_a_shell_that_exits_after_its_call_was_forgotten_leaves_nothing(locks: LeaseManager) -> None:
+    exits: Future[int] = Future()
+
+    def lingering_shell(args: list[str]) -> Future[int]:
+        samethread_shell(args)
+        return exits
+
+    runner = MemoizingPicklingRunner(locks, shell=lingering_shell, pipeline_id="demo")
+    assert len(runner.call(functions.big, 10)) == 10
+    assert runner.invalidate(functions.big, 10) == 1
+    exits.set_result(0)
+    assert list(runner.rows.scan(locks.db)) == []
 
 
 def test_equal_data_of_another_call_that_is_forgotten_takes_nothing_along(

@@ -21,7 +21,7 @@ from lease_locks.memo import functions
 from lease_locks.memo.counting import MICROSECONDS, Counting
 from lease_locks.memo.departing import Departures
 from lease_locks.memo.remote import InProcess
-from lease_locks.memo.rows import MemoKeys, MemoRows, change_attempt, invoke
+from lease_locks.memo.rows import MemoKeys, MemoRows, change_attempt, invoke, note_attempt
 from lease_locks.memo.shells import Shell
 from lease_locks.memo.stored.addresses import Memo
 from lease_locks.memo.stored.payloads import referring, store
@@ -364,7 +364,7 @@ class Orchestrator:
         self._note_of(keys, lease.token, **changes)
 
     def _note_of(self, keys: MemoKeys, token: FencingToken, **changes: Any) -> None:
-        run(self.locks.db, change_attempt, keys, token, strategy=IDEMPOTENT, **changes)
+        run(self.locks.db, note_attempt, keys, token, strategy=IDEMPOTENT, **changes)
 
     def _give_back(self, lease: Lease) -> None:
         """The Shell has exited, well or not: release at once. The remote may have freed the lock, or another hold it."""

@@ -188,6 +188,12 @@ def change_attempt(tr: Any, keys: MemoKeys, token: FencingToken, **changes: Any)
     return record
 
 
+def note_attempt(tr: Any, keys: MemoKeys, token: FencingToken, **changes: Any) -> None:
+    """`change_attempt` of a row that is there: what was forgotten meanwhile stays forgotten."""
+    if tr.get(keys.attempt(bytes(token))).present():
+        change_attempt(tr, keys, token, **changes)
+
+
 def invoke(
     tr: Any,
     session: Session,
