@@ -116,6 +116,16 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
         open_database(f"fdb:{cluster_file}")
 
 
+def test_a_child_forked_from_a_process_that_uses_a_cluster_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fdb.cluster"
+    file.write_text("a:b@127.0.0.1:1\n")
+    monkeypatch.setattr("fdb_schema.database._client_of", os.getppid())
+    with pytest.raises(DatabaseUnreachableError, match=r"was forked from one that uses a cluster \(pid \d+\)"):
+        open_database(f"fdb:{file}")
+
+
 def test_a_process_on_the_embedded_engine_opens_no_cluster(tmp_path: Path) -> None:
     code = "from fdb_schema import open_database; open_database('memory:'); open_database('fdb:')"
     ended = subprocess.run(

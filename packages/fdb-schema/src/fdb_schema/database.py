@@ -140,9 +140,19 @@ _TRANSLATED: Final[dict[str, type[Exception]]] = {
 }
 
 
+_client_of: int | None = None
+"""The process that uses FoundationDB's client, whose thread no child has that is forked from it."""
+
+
 def _open_cluster(cluster_file: str | None, url: str) -> Database:
+    global _client_of
     if cluster_file is not None and not Path(cluster_file).is_file():
         raise DatabaseUnreachableError(f"{url}: there is no cluster file at {cluster_file}")
+    if _client_of not in (None, os.getpid()):  # it would wait for ever, and take what wakes its parent
+        raise DatabaseUnreachableError(
+            f"{url}: this process was forked from one that uses a cluster (pid {_client_of}), and FoundationDB's client doesn't "
+            'survive a fork: start it by subprocess, or by multiprocessing\'s "spawn" or "forkserver"'
+        )
     try:
         import fdb
 
@@ -152,6 +162,7 @@ def _open_cluster(cluster_file: str | None, url: str) -> Database:
                 "open the cluster from another process"
             )
         select_api_version(fdb)
+        _client_of = os.getpid()
         database: Database = fdb.open(cluster_file)
     except DatabaseUnreachableError as error:
         raise DatabaseUnreachableError(f"{url}: {error}") from error.__cause__

@@ -139,6 +139,7 @@ def test_permits_come_back_when_their_client_is_closed_and_one_that_was_declared
             one.release()
 
 
+@pytest.mark.embedded_only("the official client doesn't survive a fork")
 def test_a_fork_has_none_of_its_parents_permits(shared_url: str) -> None:
     with Client(shared_url, "test") as client:
         one = client.semaphore("one")
