@@ -84,12 +84,17 @@ def _answered(
 
 def run_patiently(db: Any, fn: Callable[..., T], *args: Any, strategy: StrategyName | None = None, **kwargs: Any) -> T:
     """`idempotent_txn.run`, again for as long as the database refuses: of a task's process, which has worked for what it writes."""
+    return patiently(lambda: run(db, fn, *args, strategy=strategy, **kwargs), is_database_trouble)
+
+
+def patiently(ask: Callable[[], T], is_trouble: Callable[[BaseException], bool]) -> T:
+    """What `ask()` returns, which is called again for as long as it raises what is the database's trouble."""
     told = False
     while True:
         try:
-            return run(db, fn, *args, strategy=strategy, **kwargs)
+            return ask()
         except Exception as error:
-            if not is_database_trouble(error):
+            if not is_trouble(error):
                 raise
             if not told:
                 log.warning("the database refuses (%s): what this task has done is kept, and tried again", error)
@@ -103,6 +108,12 @@ _DISK: Final = {
     FILE_NOT_FOUND: "its directory was removed, or replaced by another, while it was open: restore a dump or a copy, and begin "
     "again in a new process",
 }
+
+
+def is_silence(error: BaseException) -> bool:
+    """Whether a database could not be opened as it gave no answer: what it is, and the way to it, may be right."""
+    cause = error.__cause__ if isinstance(error, DatabaseUnreachableError) else None
+    return cause is not None and (isinstance(cause, TransactionTimedOut) or is_database_trouble(cause))
 
 
 def is_database_trouble(error: BaseException) -> bool:

@@ -8,11 +8,13 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import fdb
 import pytest
 
 import fdb_embedded
 from fdb_schema import DatabaseUnreachableError, open_database
 from futures_worker import Client, as_completed, database, wait
+from futures_worker.client.context import worker_context
 from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut
 
 WAIT = 60.0
@@ -232,3 +234,27 @@ def test_what_the_disk_refuses_is_told_with_what_to_do(code: int, text: str) -> 
     with pytest.raises(DatabaseUnreachableError, match=text) as caught:
         database.ask(open_database("memory:refusing"), committing)
     assert database.is_database_trouble(caught.value.__cause__ or caught.value), "it may have been recorded"
+
+
+def test_a_process_of_a_worker_waits_for_a_database_that_gives_no_answer(
+    unreliable: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = DatabaseUnreachableError("no cluster answered within 10 s")
+    silent.__cause__ = fdb.FDBError(1031)  # its transaction timed out
+    answers = [silent, silent, unreliable.db]
+
+    def opened(url: str, **_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("futures_worker.client.context.open_database", opened)
+    monkeypatch.setattr("futures_worker.client.context.own_cluster", lambda: (unreliable.name, "c"))
+    context = worker_context()
+    assert context.cluster == "c"
+    context.close()
+    answers[:] = [DatabaseUnreachableError("there is no cluster file"), unreliable.db]
+    monkeypatch.setattr("futures_worker.client.context.own_cluster", lambda: (unreliable.name, "other"))
+    with pytest.raises(DatabaseUnreachableError, match="no cluster file"):
+        worker_context()

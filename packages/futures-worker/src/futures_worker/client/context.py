@@ -30,7 +30,7 @@ from futures_worker.client.session.forwarding import OutputForwarding
 from futures_worker.client.session.reading import Fetching
 from futures_worker.client.session.session import Session
 from futures_worker.code.settings import ClientSetting
-from futures_worker.database import ask
+from futures_worker.database import ask, is_silence, patiently
 from futures_worker.errors import WrongClusterError
 from futures_worker.payload import CodeCache
 from futures_worker.worker.child.task_context import current_task, own_cluster, own_setting
@@ -287,11 +287,18 @@ def current_context() -> ClientContext:
 
 
 def worker_context() -> ClientContext:
-    """Inside a worker's process: that of the worker's cluster, whichever clients the task's code has entered."""
+    """Inside a worker's process: that of the worker's cluster, whichever clients the task's code has entered.
+
+    A database that gives no answer is waited for, as its worker does: it is no fault of the task's.
+    """
     task = current_task()
     where = (task.url, task.cluster) if task is not None else own_cluster()
     if where is None:
         raise MainspringError("this process belongs to no worker")
+    return patiently(partial(_context_at, where), is_silence)
+
+
+def _context_at(where: tuple[str, str]) -> ClientContext:
     with _lock:
         context = _own.get(where)
         if context is None or context.closed:
