@@ -603,7 +603,7 @@ def test_a_key_that_nothing_here_wrote_ends_no_turn_and_hides_nothing(bad: Any, 
     assert bad.sysdb.dead_letters() == []
     assert metrics(bad.sysdb, bad.heap).starts == bad.sysdb.stats()["starts"] == 9
     assert bad.sysdb.describe(tasks[0].id).dead_letters == ()
-    with LeaseManager(open_database(f"memory:{uuid.uuid4().hex}")) as locks:
+    with LeaseManager(bad.db, cluster="elsewhere") as locks:
         prune_untended(bad.heap, locks)
     bad.sysdb.delete(tasks[0].id)
     bad.clock.sleep(300)
