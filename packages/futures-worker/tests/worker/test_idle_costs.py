@@ -281,10 +281,8 @@ def test_a_worker_that_is_first_again_is_so_alone() -> None:
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_look_of_who_waits_is_one_transaction_where_a_worker_lives_and_keeps_time_where_none_does(
-    lives: bool, monkeypatch: pytest.MonkeyPatch
+    lives: bool,
 ) -> None:
-    # As where each look comes seconds after the last: the one that writes asks for a version before.
-    monkeypatch.setattr("idempotent_txn.ids.floor.FLOOR_SECONDS", 0.0)
     house = House(1 if lives else 0)
     db = Counted(house.db)
     caretaker = Caretaker(db, SPACE)
@@ -292,7 +290,7 @@ def test_a_look_of_who_waits_is_one_transaction_where_a_worker_lives_and_keeps_t
     assert caretaker.look(house.now) == []
     first = db.count
     caretaker.look(house.now)
-    assert db.count - first == (1 if lives else 4)
+    assert db.count - first == (1 if lives else 3)
     clock = house.clock()
     caretaker._clock._monotonic = lambda: house.now + 1e6  # what passes by its own clock
     caretaker.look(house.now)
@@ -318,6 +316,7 @@ def test_an_idle_worker_beats_and_rereads_more_seldom_and_a_busy_one_at_once_as_
         if now >= rhythm.beat_due(busy=False):
             rhythm.beats(now)
             beats += 1
+        rhythm.looks(now, busy=False)
         rereads += rhythm.rereads(now, busy=False)
         now = rhythm.due(busy=False)
     assert beats <= MINUTE / (TTL_SECONDS / 4) + 2
@@ -325,6 +324,19 @@ def test_an_idle_worker_beats_and_rereads_more_seldom_and_a_busy_one_at_once_as_
     assert rhythm.beat_due(busy=True) - rhythm.beat_due(busy=False) == HEARTBEAT_SECONDS - TTL_SECONDS / 4
     assert rhythm.rereads(now + 2 * IDLE_REREAD_SECONDS, busy=True)
     assert rhythm.rereads(now + 2 * IDLE_REREAD_SECONDS + 1.25 * REREAD_SECONDS, busy=True)
+
+
+def test_a_worker_with_a_task_for_a_moment_beats_with_its_turn_and_one_with_a_long_one_by_itself() -> None:
+    rhythm = Rhythm(TTL_SECONDS)
+    rhythm.is_busy(10.0, False)
+    rhythm.beats(10.0)
+    rhythm.is_busy(11.0, True)
+    assert rhythm.beat_due(busy=True) == 10.0 + TTL_SECONDS / 4, "no beat comes before its turn"
+    assert rhythm.carries(11.0)
+    rhythm.beats(11.0)
+    assert not rhythm.carries(11.4)
+    rhythm.is_busy(11.4, True)
+    assert rhythm.beat_due(busy=True) == 11.0 + HEARTBEAT_SECONDS
 
 
 def test_a_short_ttl_makes_no_idle_worker_beat_more_seldom_than_a_busy_one() -> None:

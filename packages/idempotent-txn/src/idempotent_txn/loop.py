@@ -138,6 +138,8 @@ def _until_committed(
                             refuse_unfinished(value, _name(fn))
                         if "_restarts" in tr.__dict__ and restarted(tr, _name(fn)):
                             quick.begin_again(tr, token)
+                        if type(token) is list:  # it is to be completed
+                            quick.prepare(tr, token, False)
                         tr.__class__ = tr.unguarded_class
                         in_body = False
                         commit = tr.commit()

@@ -57,6 +57,7 @@ READ_BYTES: Final = 1 << 18
 LOOK_SECONDS: Final = (
     5.0  # between two looks whether the client that made an unnamed actor lives, and for orphaned calls
 )
+BUSY_LOOK_SECONDS: Final = 20.0  # where there are calls to be made each time
 
 
 def run_actor(
@@ -160,10 +161,14 @@ class Server:
     def _serve(self) -> NoReturn:
         while True:
             self._listen(0.0 if self._queue else LOOK_SECONDS)
-            if time.monotonic() - self._looked > LOOK_SECONDS:
-                self._look_around()
+            self._look_in_time(bool(self._queue))
             if self._queue:
                 self._work()
+
+    def _look_in_time(self, busy: bool) -> None:
+        """`_look_around`, if it is due: no call waits for it, unless there always is one."""
+        if time.monotonic() - self._looked > (BUSY_LOOK_SECONDS if busy else LOOK_SECONDS):
+            self._look_around()
 
     def _take_recorded(self, page: Sequence[actors.RecordedCall]) -> None:
         for call in page:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -89,8 +88,7 @@ class ConcurrentServer(Server):
     def _serve(self) -> NoReturn:
         while True:
             self._listen(0.0 if self._ended or (self._queue and self._free > 0) else LOOK_SECONDS)
-            if time.monotonic() - self._looked > LOOK_SECONDS:
-                self._look_around()
+            self._look_in_time(bool(self._queue or self._ended))
             if self._loop_end is not None:
                 raise MainspringError(f"the actor's event loop has ended: {self._loop_end}")
             batch = self._take_ended()

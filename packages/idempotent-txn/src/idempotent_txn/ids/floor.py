@@ -33,3 +33,9 @@ class VersionFloor:
             self.latest = until_read(self._db, read_version, deadline)
             self.due = now + FLOOR_SECONDS
         return self.latest
+
+    def of(self, tr: Any) -> int:
+        """The version of an attempt that has read, or is to: exact, and mostly known to it already."""
+        self.latest = int(read_version(tr))
+        self.due = time.monotonic() + FLOOR_SECONDS
+        return self.latest

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any, Final
 
 from fdb_schema import fdb_error_code
+from idempotent_txn.attempts.classification import GIVEN_UP
 from idempotent_txn.attempts.guarding import AUTOMATIC_IDEMPOTENCY, IDEMPOTENCY_ID
 from idempotent_txn.attempts.outcome import Committed
 from idempotent_txn.attempts.strategy import StrategyName
@@ -24,8 +25,11 @@ from idempotent_txn.ids.floor import VersionFloor
 from idempotent_txn.ids.identity import native_form, random_id, random_ids
 from idempotent_txn.ids.lookup import NATIVE, fence, look_up
 
-_Attempt = tuple[bytes, int, Any, bool]
-"""The token of an attempt: its id, a version from before it began, its transaction, whether the id ends with the commit."""
+_Attempt = tuple[bytes, int, Any, bool] | list[Any]
+"""The token of an attempt: its id, a version from before its commit, its transaction, whether the id ends with the commit.
+
+It is a list, with the deadline, where the version is to be found out by `prepare`, of the attempt itself: that spares a trip.
+"""
 
 
 class Native:
@@ -44,9 +48,9 @@ class Native:
         self._set_id: Final[Any] = getattr(plain, "set_idempotency_id", None)
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
-        # `version` and `random_id` without a call, which nearly every transaction is spared so.
+        # Without a call, which nearly every transaction is spared so.
         known = self._floor
-        floor = known.latest if monotonic() < known.due else known.version(deadline)
+        floor = known.latest if monotonic() < known.due else -1
         if run_id is None:
             try:
                 id = random_ids.pop()
@@ -59,7 +63,7 @@ class Native:
         else:
             id = native_form(run_id)
             self._name(tr, id, False)
-        return id, floor, tr, run_id is None
+        return (id, floor, tr, run_id is None) if floor >= 0 else [id, floor, tr, run_id is None, deadline]
 
     def begin_again(self, tr: Any, token: _Attempt) -> None:
         self._name(tr, token[0], token[3])
@@ -73,7 +77,13 @@ class Native:
             self._set_option(tr, AUTOMATIC_IDEMPOTENCY, None, 0)
 
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
-        return None
+        if type(token) is list:
+            try:
+                token[1] = self._floor.of(tr)
+            except Exception as error:
+                if fdb_error_code(error) not in GIVEN_UP:
+                    raise
+                token[1] = self._floor.version(token[4])  # its commit will tell
 
     def committed(self, tr: Any, token: _Attempt) -> None:
         return None
@@ -82,7 +92,7 @@ class Native:
         return None
 
     def resolve(self, token: _Attempt) -> Committed | bool:
-        id, floor, tr, _ = token
+        id, floor, tr = token[:3]
         last = fence(self._db, (NATIVE,), id)
         try:
             # In this order: a row that is missing because the client expired it was noted on the transaction before.

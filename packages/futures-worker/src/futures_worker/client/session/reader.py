@@ -65,7 +65,8 @@ class MailReader:
                         self._wait_on_line(0.0 if mail_only else pause, leave=mail_only)
                     else:
                         self.mailbox.wait(pause)
-                    self._look_after_workers()
+                    if not done():  # what has come is told first
+                        self._look_after_workers()
                 return
         finally:
             if self._turn.holder is me:

@@ -37,6 +37,9 @@ from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
 
+Load = Callable[[int], Heartbeat]
+"""Makes a sign of life from its counter."""
+
 
 class Ledger:
     """What one incarnation writes and reads. Every transaction of it is fenced by the incarnation."""
@@ -52,14 +55,17 @@ class Ledger:
         self._begun: _Begun | None = None
         self._counter = int(time.time() * 1000)  # any start that an earlier incarnation did not have
 
-    def take_turn(self, turn: RunTurn) -> Claims:
-        """Reports outcomes and claims what is next, in one transaction. Raises `WorkerFencedError`."""
+    def take_turn(self, turn: RunTurn, load: Load | None = None) -> Claims:
+        """Reports outcomes and claims what is next, in one transaction; with `load`, a sign of life, too. Raises `WorkerFencedError`."""
         space, worker, pool = self._space, self.worker, self._pool
         begun, self._begun = self._begun, None
+        beat = None if load is None else self._next_beat(load)
 
         def body(tr: Any) -> tuple[Claims, bytes | None]:
             rows = begun.rows if begun is not None and tr is begun.transaction else {}
             claims = finish_turn(tr, space, worker, turn.outcomes, turn.capacity, turn.limit, rows)
+            if beat is not None:
+                heartbeat(tr, space, worker, beat)
             return claims, get_many(tr, [pool], snapshot=True)[0] if turn.limit else None
 
         try:
@@ -105,10 +111,13 @@ class Ledger:
         claims.stale = (*claims.stale, *stale)
         return claims
 
-    def beat(self, load: Callable[[int], Heartbeat]) -> None:
-        """A sign of life; `load` makes it from the counter. Raises `WorkerFencedError`."""
+    def _next_beat(self, load: Load) -> Heartbeat:
         self._counter += 1
-        beat = load(self._counter)
+        return load(self._counter)
+
+    def beat(self, load: Load) -> None:
+        """A sign of life; `load` makes it from the counter. Raises `WorkerFencedError`."""
+        beat = self._next_beat(load)
 
         def body(tr: Any) -> bool:
             if not is_live(tr, self._space, self.worker):

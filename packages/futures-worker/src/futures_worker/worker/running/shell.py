@@ -45,17 +45,13 @@ from futures_worker.worker.running.child_pool import ChildPool
 from futures_worker.worker.running.client_lines import ClientLines
 from futures_worker.worker.running.eager import Eager
 from futures_worker.worker.running.inputs import Inputs
-from futures_worker.worker.running.ledger import Ledger
-from futures_worker.worker.running.rhythm import Rhythm
+from futures_worker.worker.running.ledger import Ledger, Load
+from futures_worker.worker.running.rhythm import AT_MOST, COMPLAIN_SECONDS, Rhythm
 from futures_worker.worker.running.task_log import tell_of_turn
 from futures_worker.worker.running.usage import Usage
 
 log = logging.getLogger("futures_worker")
 
-AT_MOST = 0.001
-"""Seconds that the bells stay unarmed after tasks were sent."""
-COMPLAIN_SECONDS = 10.0
-"""Between two messages that the database refuses."""
 DEFAULT_GRACE = 30.0
 """Seconds that running tasks have to finish after SIGTERM."""
 
@@ -190,11 +186,13 @@ class Shell:
     def _keep_time(self, now: float) -> list[Event]:
         events: list[Event] = []
         try:
-            busy = bool(self.core.tasks)
-            if now >= self._rhythm.beat_due(busy):
+            rhythm, busy = self._rhythm, bool(self.core.tasks)
+            rhythm.is_busy(now, busy)
+            if rhythm.looks(now, busy):
                 self._children_pool.look(events)
+            if now >= rhythm.beat_due(busy):
                 self._beat(now)
-            if self._rhythm.rereads(now, busy):
+            if rhythm.rereads(now, busy):
                 events.append(WorkSignalled(again=True))
                 with self._unless_refused():
                     self._deliver(*self._ledger.read_own(self.core.in_hand()), events)
@@ -296,9 +294,12 @@ class Shell:
     def _run_turn(self, turn: RunTurn) -> list[Event]:
         began = time.monotonic()
         try:
-            if began >= self._rhythm.beat_due(busy=True):  # one turn may follow another for long
+            if began >= self._rhythm.beat_due(busy=False):  # one turn may follow another for long, and one take long
                 self._beat(began)
-            claims = self._take_turn(turn)
+            carries = self._rhythm.carries(began)
+            claims = self._take_turn(turn, self._load if carries else None)
+            if carries:
+                self._rhythm.beats(began)
         except WorkerFencedError as exc:
             self._be_fenced(exc)
             return []
@@ -314,9 +315,9 @@ class Shell:
             self.on_unsettled()
         return [TurnEnded(claims, turn, time.monotonic() - began)]
 
-    def _take_turn(self, turn: RunTurn) -> Claims:
+    def _take_turn(self, turn: RunTurn, load: Load | None) -> Claims:
         try:
-            return self._ledger.take_turn(turn)
+            return self._ledger.take_turn(turn, load)
         except Exception as exc:
             taken_apart = turn.outcomes and fdb_error_code(exc) in (None, TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE)
             if isinstance(exc, WorkerFencedError) or is_database_trouble(exc) or not taken_apart:

@@ -1,0 +1,71 @@
+"""From which version on a commit is looked for, and that nobody waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fdb_schema import open_database
+from idempotent_txn import run
+from idempotent_txn.ids.floor import VersionFloor
+
+
+class Counted:
+    """A database that counts the transactions made by it."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def create_transaction(self) -> Any:
+        self.count += 1
+        return self._db.create_transaction()
+
+
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if each transaction came after some idle seconds."""
+    monkeypatch.setattr("idempotent_txn.ids.floor.FLOOR_SECONDS", -1.0)
+
+
+@pytest.mark.parametrize("timeout", [None, 10.0])
+def test_after_a_pause_too_a_run_is_one_transaction(stale: None, timeout: float | None) -> None:
+    db = Counted(open_database("memory:"))
+    run(db, lambda tr: tr.set(b"k", b"0"), timeout=timeout)
+    db.count = 0
+    assert run(db, lambda tr: tr.get(b"k").value, timeout=timeout) == b"0"
+    run(db, lambda tr: tr.set(b"k", b"1"), timeout=timeout)
+    assert db.count == 2
+
+
+def test_what_an_attempt_says_of_itself_is_no_later_than_its_commit(
+    stale: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floors: list[int] = []
+    of = VersionFloor.of
+    monkeypatch.setattr(VersionFloor, "of", lambda self, tr: floors.append(of(self, tr)) or floors[-1])
+    db = open_database("memory:")
+    for n in range(5):
+        tr_of: list[Any] = []
+        run(db, lambda tr, n=n, made=tr_of: (made.append(tr), tr.set(b"k%d" % n, b"1"))[0])  # type: ignore[misc]
+        assert floors[-1] < tr_of[0].get_committed_version()
+    assert len(floors) == 5
+
+
+def test_who_cancels_his_own_transaction_is_told_as_ever(stale: None) -> None:
+    db = open_database("memory:")
+    calls: list[int] = []
+
+    def cancels_once(tr: Any) -> int:
+        calls.append(1)
+        tr.set(b"k", b"%d" % len(calls))
+        if len(calls) == 1:
+            tr.cancel()
+        return len(calls)
+
+    assert run(db, cancels_once) == 2
+    assert bytes(db[b"k"]) == b"2"
