@@ -26,6 +26,8 @@ FAULTS: Final = (
 TROUBLES: Final = ("kill", "stop", "suspend", "cut off", "wall clock")
 _LOOK: Final = 3.0
 """Seconds between two looks whether all has come to its end."""
+_COLLECTED: Final = 16
+"""Looks between two collections of garbage then."""
 _COLLECT_EVERY: Final = 200_000
 """Switches between two collections of garbage: at the same places in each run of a seed."""
 
@@ -197,9 +199,12 @@ class World:
         self.witness(lambda: self._await(settled), patience)
 
     def _await(self, settled: Callable[[], bool]) -> bool:
+        looks = 0
         while not settled():
             self.machine.block(_LOOK)
-            gc.collect()  # what lies in cycles may hold futures
+            looks += 1
+            if looks & (looks - 1) == 0 or looks % _COLLECTED == 0:
+                gc.collect()  # what lies in cycles may hold futures
         return True
 
     def witness(self, look: Callable[[], T], patience: float = 60.0) -> T:
