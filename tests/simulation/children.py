@@ -15,7 +15,7 @@ import msgpack
 
 from futures_worker import payload
 from futures_worker.client.basis.processes import flush_all
-from futures_worker.errors import ObjectLostError, TaskCancelled
+from futures_worker.errors import ObjectLostError, SoftTimeLimitExceeded, TaskCancelled
 from futures_worker.worker import messages
 from futures_worker.worker.child import child_main, interrupts
 from futures_worker.worker.deciding.instructions import (
@@ -35,7 +35,7 @@ from futures_worker.worker.running import child_pool
 from futures_worker.worker.running.children import describe_status
 from simulation.descriptors import Counter
 from simulation.machine import Forked, current_process
-from simulation.sites import URL, Site, crash, perhaps_crash_later
+from simulation.sites import CRASH, URL, Site, crash, perhaps_crash_later
 from simulation.stand_ins import machine
 from simulation.world import CLUSTER
 
@@ -69,10 +69,14 @@ class Gate:
 
     def __init__(self) -> None:
         self.struck = False
-        self.seq = self.asked = -1
+        self.seq = -1
+        self.asked = {messages.CANCEL: -1, messages.LIMIT: -1}
+        self.earliest = 0.0
+        """When the task that runs may be told that it is over its soft limit."""
 
-    def begin(self, seq: int, _soft_timeout: float | None) -> None:
+    def begin(self, seq: int, soft_timeout: float | None) -> None:
         self.seq = seq
+        self.earliest = machine().now + interrupts.NEARLY * (soft_timeout or 0.0)
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return call(*arguments)
@@ -82,7 +86,21 @@ class Gate:
 
     @property
     def cancel_requested(self) -> bool:
-        return self.asked == self.seq != -1
+        return self.asked[messages.CANCEL] == self.seq != -1
+
+    def strike(self) -> None:
+        """Raises what the task that runs is to be told now."""
+        for cause, error in (
+            (messages.CANCEL, TaskCancelled("the future of this task was cancelled")),
+            (messages.LIMIT, SoftTimeLimitExceeded("the task ran longer than its soft_timeout")),
+        ):
+            if self.asked[cause] == self.seq and (cause == messages.CANCEL or machine().now >= self.earliest):
+                self.asked[cause], self.struck = -1, True
+                raise error
+
+    def sooner(self, until: float) -> float:
+        """Until when a task that rests until then may rest."""
+        return min(until, self.earliest) if self.asked[messages.LIMIT] == self.seq else until
 
 
 class Child:
@@ -111,6 +129,7 @@ class Child:
     def end(self, status: int) -> None:
         """It is dead; the worker learns it later, and what it sends meanwhile is unread."""
         if not self.process.dead:
+            self.process.crashed = status == CRASH
             self.process.die()
             self.pool.tell(ChildEnded(self.number, describe_status(status)))
 
@@ -185,7 +204,7 @@ class Children:
         if isinstance(instruction, KillChild):
             child.end(-9)
         elif isinstance(instruction, InterruptTask):
-            child.gate.asked = instruction.seq
+            child.gate.asked[instruction.cause] = instruction.seq
             child.wake(child.rests)
         elif isinstance(instruction, RetireChild):
             child.wanted = False
@@ -239,9 +258,7 @@ def rest(seconds: float) -> None:
     child: Child = process.child
     gate, until = child.gate, here.now + seconds
     while here.now < until:
-        if gate.asked == gate.seq:
-            gate.asked, gate.struck = -1, True
-            raise TaskCancelled("the future of this task was cancelled")
+        gate.strike()
         child.rests = True
-        here.block(until - here.now)
+        here.block(gate.sooner(until) - here.now)
         child.rests = False

@@ -69,6 +69,12 @@ class Process:
     """Seconds in all for which it was stopped or cut off."""
     at_death: list[Callable[[], object]] = field(default_factory=list)
 
+    drain: Callable[[], object] | None = None
+    """Asks it to leave in order."""
+    leaves: bool = False
+    """Whether it was asked to."""
+    left: bool = False
+    """Whether it did, within its grace."""
     own: list[Any] | None = None
     """Its values of the globals that are each process's own."""
 
@@ -103,7 +109,7 @@ class Forked:
         self.number = _FIRST_FORKED + parent.number * _FIRST_FORKED + number
         self.pid = _FIRST_PID + self.number
         self.name = f"{parent.name}'s child {number}"
-        self.dead = False
+        self.dead = self.crashed = False
         self.at_death: list[Callable[[], object]] = []
         self.own: list[Any] | None = None
         parent.at_death.append(self.die)

@@ -12,6 +12,8 @@ from simulation.world import World
 
 URL: Final = "memory:simulated"
 """By which workers and their children open the database."""
+CRASH: Final = -11
+"""The status of a child that died so."""
 
 
 class Site:
@@ -68,7 +70,7 @@ def crash() -> None:
     if Site.chance.random() < Site.crashes and not Site.world.calm:
         process: Any = current_process()
         Site.world.machine.block(Site.chance.choice((0.0, 0.05)))
-        process.child.end(-11)
+        process.child.end(CRASH)
         Site.world.machine.block(None)
 
 
@@ -77,4 +79,4 @@ def perhaps_crash_later() -> None:
     assert Site.world is not None
     if Site.chance.random() < Site.crashes and not Site.world.calm:
         process: Any = current_process()
-        Site.world.machine.after(Site.chance.choice((0.02, 0.2, 2.0)), lambda: process.child.end(-11))
+        Site.world.machine.after(Site.chance.choice((0.02, 0.2, 2.0)), lambda: process.child.end(CRASH))

@@ -29,6 +29,48 @@ def failing(number: int, seconds: float) -> None:
     raise Meant(f"{number}")
 
 
+def wished(number: int, does: dict[str, Any], inputs: Any = ()) -> tuple[int, Any, list[Any]]:
+    """What was drawn for it (`wishes`): a number that tells what came in, what it has beside, and futures that it submitted."""
+    from futures_worker.errors import SoftTimeLimitExceeded, TaskCancelled
+    from simulation.attempts import Book, attempt
+    from simulation.children import rest
+
+    with attempt(does.get("limits", ())) as this:
+        here: Any = b"x" * does.get("size", 0)
+        children = _children_of(this.future, does.get("children", 0), does.get("child", {}))
+        try:
+            rest(does["seconds"])
+        except TaskCancelled:
+            this.be_told(does.get("cleans", 0.0))
+            rest(does.get("cleans", 0.0))
+            this.cleaned = True
+            raise
+        except SoftTimeLimitExceeded:
+            here, this.how = b"soft", "limited"
+            if does["fails softly"]:
+                raise
+        if does.get("raises", 0) > sum(one.how == "raised" for one in Book.attempts.of[this.future]):
+            raise Meant(f"{number}")
+        if does.get("counts"):
+            here = next(Book.attempts.numbers)
+        if does.get("waits"):
+            assert [one.result()[0] for one in children] == list(range(len(children)))
+            children = []
+        return number + sum(one[0] for one in inputs), here, children
+
+
+def _children_of(future: bytes, count: int, does: dict[str, Any]) -> list[Any]:
+    """What a task submits, once it is there for sure."""
+    from futures_worker import current_client
+    from simulation.attempts import Book
+    from simulation.wishes import PATIENT
+
+    made = [current_client().submit(wished, one, does, **PATIENT) for one in range(count)]
+    known = Book.attempts.children.setdefault(future, [])
+    known.extend(one.id.bytes for one in made)
+    return made
+
+
 def visit(actor: Any, times: int) -> int:
     """A task that calls an actor: how often."""
     from futures_worker.client.actors import actor_id

@@ -39,6 +39,8 @@ from simulation.world import CLUSTER, World
 CONNECT_SECONDS: Final = 2.0
 TTL: Final = 3.0
 SESSION_TTL: Final = 20.0
+EARLY: Final = 0.9
+"""Of a worker's grace, within which what it had is told for sure."""
 
 
 # --- objects ------------------------------------------------------------------------------------------------------------
@@ -278,6 +280,7 @@ def start(world: World) -> None:
         config = service.WorkerConfig(
             cluster=CLUSTER, slots=chance.randint(1, 3), ttl=TTL, session_ttl=SESSION_TTL, collect_after=5.0,
             tombstones=10.0, object_store=1 << 20, total=dm.Requirements(cpu=2.0, ram=2 << 30),
+            grace=chance.choice((3.0, 30.0)),
         )  # fmt: skip
         Site.slots += config.slots
         world.process("worker", worker_main(config))
@@ -287,7 +290,25 @@ def worker_main(config: service.WorkerConfig) -> Callable[[Process, Any], None]:
     """The main strand of a worker process."""
 
     def main(process: Process, db: Any) -> None:
-        Site.databases[process.number] = db
-        service.WorkerService(config).run(ready=lambda _: None)
+        here, world = machine(), Site.world
+        assert world is not None
+        made: list[Any] = []
+        until = 0.0
+
+        def drain() -> None:
+            """As at its signals: again, at once."""
+            nonlocal until
+            grace = None if not until and made else 0.0
+            until = here.now + EARLY * (config.grace if grace is None else grace)
+            for one in made:
+                one.shell.drain(grace)
+
+        Site.databases[process.number], process.drain = db, drain
+        made.append(service.WorkerService(config))
+        if process.leaves:
+            made[0].shell.drain(0.0)
+        made[0].run(ready=lambda _: None)
+        process.left = here.now < until
+        world.kill(process)  # and another one takes its place
 
     return main

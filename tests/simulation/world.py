@@ -23,7 +23,7 @@ FAULTS: Final = (
     "not_committed", "too_old", "unknown_before", "unknown_after", "unknown_late", "timed_out_late", "future_version",
     "process_behind", "version_jump",
 )  # fmt: skip
-TROUBLES: Final = ("kill", "stop", "suspend", "cut off", "wall clock")
+TROUBLES: Final = ("kill", "stop", "suspend", "cut off", "wall clock", "drain")
 _LOOK: Final = 3.0
 """Seconds between two looks whether all has come to its end."""
 _COLLECTED: Final = 16
@@ -77,6 +77,8 @@ class World:
     """What befell whom, for people."""
     befallen: int = 0
     """Troubles so far."""
+    harmed: int = 0
+    """Of those, by which something may have died, or be taken for dead."""
     unsettled: str = ""
     """Why not all has come to its end, at the last look."""
     calm: bool = False
@@ -117,6 +119,7 @@ class World:
                 TransactionTimedOut,
                 DatabaseUnreachableError,
             ) as error:  # as it says that it may: whoever keeps it restarts it
+                self.harmed += 1
                 self.tell(f"{process.name} ends: {str(error)[:100]}")
                 self.kill(process)
             self._bury(process)
@@ -152,16 +155,17 @@ class World:
         """One trouble, and the next one later, until all is calm."""
         if self.calm or not self.plan.every or self.befallen == self.plan.most:
             return
-        living = [process for process in self.machine.processes if not process.dead]
-        if living:
-            self.befallen += 1
-            self._befall(self.chance.choice(living))
-        self.machine.after(self.chance.expovariate(1 / self.plan.every), self.stir)
-
-    def _befall(self, process: Process) -> None:
         kinds, weights = list(self.plan.troubles), list(self.plan.troubles.values())
         kind = self.chance.choices(kinds, weights)[0]
+        living = [one for one in self.machine.processes if not one.dead and (kind != "drain" or one.drain is not None)]
+        if living:
+            self.befallen += 1
+            self._befall(self.chance.choice(living), kind)
+        self.machine.after(self.chance.expovariate(1 / self.plan.every), self.stir)
+
+    def _befall(self, process: Process, kind: str) -> None:
         now, seconds = self.machine.now, self.chance.choice((0.2, 1.0, 4.0, 10.0, 30.0))
+        self.harmed += kind not in ("wall clock", "drain")
         if kind in ("stop", "suspend", "cut off"):
             process.silent += seconds
         if kind == "kill":
@@ -177,6 +181,11 @@ class World:
         elif kind == "cut off":
             process.cut_off_until = max(process.cut_off_until, now + seconds)
             self.tell(f"{process.name} is cut off for {seconds} s")
+        elif kind == "drain":
+            assert process.drain is not None
+            self.tell(f"{process.name} is asked to leave{' again' if process.leaves else ''}")
+            process.leaves = True
+            process.drain()
         else:
             process.wall_offset += self.chance.uniform(-3600, 3600)
             self.tell(f"the wall clock of {process.name} is set")
