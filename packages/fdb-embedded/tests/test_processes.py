@@ -322,6 +322,77 @@ def test_a_child_forked_while_another_thread_has_a_lock_doesn_t_keep_it(
     fdb_embedded.close(found[0] if what == "open" else db)
 
 
+FORK_AMID_LOADING = """
+import os, signal, threading
+from fdb_embedded.binding import loading
+
+inside, goes_on = threading.Event(), threading.Event()
+whole = loading._load_copy
+
+def slow(*arguments, **named):
+    loading._load_copy = whole
+    inside.set()
+    goes_on.wait()
+    return whole(*arguments, **named)
+
+loading._load_copy = slow
+thread = threading.Thread(target=loading.load)
+thread.start()
+inside.wait()
+os.register_at_fork(before=goes_on.set)  # the last one registered is called first
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(loading.load().open("memory:x")[b"k"] is not None)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+thread.join()
+os._exit(0)
+"""
+
+
+def test_a_child_is_forked_before_or_after_another_thread_loads_the_binding_and_never_amid_that() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK_AMID_LOADING], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_meets_faults_of_its_own_and_makes_no_late_commit_of_its_parent() -> None:
+    faults = fdb_embedded.Faults(unknown_late=1.0)
+    db = fdb_embedded.open(":memory:", faults=faults)
+    database = db.dpointer
+    database.faulty._late.append((0, None))  # what another thread had under way
+
+    def child() -> None:
+        signal.alarm(20)
+        tr = db.create_transaction()
+        tr[b"k"] = b"v"
+        with pytest.raises(fdb_embedded.load().FDBError, match="1021"):
+            tr.commit().wait()
+        faults.land_all()
+        assert db[b"k"] == b"v"
+
+    with faults._lock, database.faulty._lock:
+        assert in_child(child) == 0
+    database.faulty._late.clear()
+    fdb_embedded.close(db)
+
+
+def test_no_file_of_a_database_takes_the_place_of_a_closed_standard_output(tmp_path: Path) -> None:
+    code = """
+import os, sys
+for standard in range(3):
+    os.close(standard)
+import fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+db[b"k"] = b"v"
+os.write(1, b"printed" * 100)
+places = [os.readlink(f"/proc/self/fd/{standard}") for standard in range(3)]
+os._exit(7 if places == [os.devnull] * 3 and db[b"k"] == b"v" else 1)
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "db"], check=False, timeout=60)
+    assert done.returncode == 7
+
+
 def test_an_interpreter_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:
     code = """
 import sys, fdb_embedded

@@ -5,10 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,3 +170,39 @@ def gone(x: int) -> File:
 def test_it_says_what_it_is(tmp_path: Path) -> None:
     assert repr(File(tmp_path / "a.csv")) == f"File({str(tmp_path / 'a.csv')!r})"
     assert repr(File.of(b"abc", ".csv")) == "<File .csv, 3 bytes>"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_it_is_written_once_for_all_threads_and_none_waits_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the process forks meanwhile the one that writes isn't in the child."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept = File.of(b"content", ".txt")
+    inside, goes_on = threading.Event(), threading.Event()
+    whole = Path.write_bytes
+
+    def slow(path: Path, content: Any) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert goes_on.wait(60)
+        return whole(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", slow)
+    found: list[Path] = []
+    thread = threading.Thread(target=lambda one: found.append(one.path), args=(kept,))
+    thread.start()
+    assert inside.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(kept.path.read_bytes() != b"content")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    path = kept.path
+    goes_on.set()
+    thread.join(60)
+    assert found == [path] == [kept.path]
+    assert path.read_bytes() == kept.read_bytes() == b"content"
+    del kept
+    gc.collect()
+    assert not path.exists()

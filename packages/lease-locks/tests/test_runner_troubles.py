@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import threading
 from collections import Counter
@@ -31,7 +33,7 @@ from lease_locks import (
 )
 from lease_locks.cli import memos
 from lease_locks.errors import MemoUriError
-from lease_locks.memo import remote
+from lease_locks.memo import counting, remote
 from lease_locks.memo.counting import MICROSECONDS
 from lease_locks.memo.functions import bind, load_failure
 from lease_locks.memo.rows import invalidate
@@ -305,3 +307,26 @@ def test_counts_that_can_not_be_written_fail_no_call_and_are_kept(
     monkeypatch.undo()
     runner.flush()
     assert counts(runner) == {"executed": 1}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_counts_its_own_calls_and_waits_for_no_thread_of_its_parent(
+    tmp_path: Path, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "FLUSH_SECONDS", 600.0)
+    with LeaseManager(f"embedded:{tmp_path}/db", cluster="demo") as locks:
+        runner = runner_of(locks)
+        assert [runner.call(functions.square, 3, str(marks)) for _ in range(2)] == [9, 9]
+        with runner._counting._mutex, runner._counting._flushing:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                code = 1
+                try:
+                    assert runner.call(functions.square, 3, str(marks)) == 9
+                    runner.flush()
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert counts(runner) == {"executed": 1, "hit": 2}

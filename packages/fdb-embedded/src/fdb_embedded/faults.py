@@ -22,10 +22,22 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 7.0  # seconds: what is under way may be to
 JUMP = 100_000_000
 
 
+_all: weakref.WeakSet[Faults] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for faults in list(_all):
+        faults.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Landing(Protocol):
     """Holds late commits."""
 
     def land_all(self) -> None: ...
+    def after_fork(self) -> None: ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,6 +84,13 @@ class Faults:
         self._reads = random.Random(f"{self.seed} reads")
         self._lock = threading.Lock()
         self._landing: weakref.WeakSet[Landing] = weakref.WeakSet()
+        _all.add(self)
+
+    def after_fork(self) -> None:
+        """In a child: late commits are the parent's to make, a thread of which may have held a lock."""
+        self._lock = threading.Lock()
+        for landing in list(self._landing):
+            landing.after_fork()
 
     def attach(self, landing: Landing) -> None:
         """A database handle was opened with these faults."""

@@ -19,6 +19,9 @@ from coordination_lab import SPACE, WAIT, Counted, Process, until, waiting
 from fdb_datamodel import close_session, validate
 from fdb_schema import open_database
 from futures_worker import ClaimLostError, Client, UnknownNameError
+from futures_worker.client.basis.off_loop import in_thread
+from futures_worker.coordination import named, semaphore
+from futures_worker.coordination.waiting import wait_in_line
 from idempotent_txn import run
 
 
@@ -179,6 +182,69 @@ def test_asyncio_has_it_or_not(client: Client) -> None:
 
     asyncio.run(main())
     until(lambda: one.available() == 1)
+
+
+def test_a_permit_of_a_wait_that_was_cancelled_comes_back_though_another_release_has_taken_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, calls = client.semaphore("two", 2), []
+
+    def later(call: Any) -> Any:  # what a cancelled wait had is given back in a thread of its own, some time later
+        if not calls:
+            calls.append(call)
+            return None
+        return in_thread(call)
+
+    async def main() -> None:
+        await two.aacquire()
+        wait = asyncio.create_task(two.aacquire())
+        while await asyncio.to_thread(two.available):
+            pass
+        monkeypatch.setattr(named, "in_thread", later)
+        wait.cancel()
+        await asyncio.gather(wait, return_exceptions=True)
+        monkeypatch.undo()
+        await two.arelease()
+        await asyncio.to_thread(until, lambda: calls)
+        calls[0]()
+
+    asyncio.run(main())
+    assert two.available() == 2
+    with pytest.raises(ValueError, match="more often"):
+        two.release()
+
+
+def test_a_permit_that_an_interrupt_leaves_is_given_back_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = client.semaphore("one")
+    monkeypatch.setattr(client._context().life, "_seconds", 600.0)
+    for where in ("append", "ask"):
+        with monkeypatch.context() as patched:
+            if where == "append":
+                patched.setattr(one, "_permits", Interrupted())
+            else:
+                patched.setattr(semaphore, "wait_in_line", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                one.acquire()
+            held = list(one._permits)
+        assert not held
+        assert one.acquire(timeout=WAIT)
+        one.release()
+
+
+class Interrupted(list[Any]):
+    """An interrupt comes as a permit was noted."""
+
+    def append(self, permit: Any) -> None:
+        super().append(permit)
+        raise KeyboardInterrupt
+
+
+def interrupted(*arguments: Any) -> None:
+    """An interrupt comes as a permit was had."""
+    assert wait_in_line(*arguments) is True
+    raise KeyboardInterrupt
 
 
 def test_an_event_is_set_for_all_who_wait(client: Client, any_db: Any) -> None:

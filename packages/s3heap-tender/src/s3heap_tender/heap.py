@@ -84,7 +84,7 @@ class Heap:
 
     def close(self) -> None:
         """End this heap's threads; the store stays open."""
-        if self._pool is not None:
+        if self._pool is not None and os.getpid() == self._process:  # a forked child has none of the threads
             self._pool.shutdown(wait=True)
 
     def __enter__(self) -> Heap:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID
 
+from fdb_schema.forks import goes_on_in_children
 from fdb_schema.serving.private_files import PRIVATE_FILE
 from s3heap_tender.claims.transitions import Step
 from s3heap_tender.rows.items import HeapItem
@@ -30,6 +31,11 @@ class Trace:
     def __init__(self, path: str | None = None, lines: list[str] | None = None) -> None:
         self.path = path
         self.lines = lines
+        self._lock = threading.Lock()
+        goes_on_in_children(self)
+
+    def after_fork(self) -> None:
+        """See `fdb_schema.forks`."""
         self._lock = threading.Lock()
 
     @classmethod

@@ -22,6 +22,22 @@ _loaded: types.ModuleType | None = None
 _lock = threading.RLock()
 
 
+def _begin_fork() -> None:
+    _lock.acquire()  # no child is made amid a loading: the modules of this process are half made meanwhile
+
+
+def _end_fork() -> None:
+    _lock.release()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_renew_lock)
+
+
 def load(private: bool = False, api_version: int | None = DEFAULT_API_VERSION) -> types.ModuleType:
     """The official `fdb` package over this engine, with an API version selected.
 

@@ -157,6 +157,18 @@ class Anonymous:
             os.close(descriptor)
 
 
+def keep_standard_descriptors() -> None:
+    """Where this process has closed its standard input, output or errors, no file of a database takes their place: what is
+    printed there would be written into it.
+    """
+    for standard in range(3):
+        try:
+            os.fstat(standard)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+
+
 _opening = threading.RLock()
 
 

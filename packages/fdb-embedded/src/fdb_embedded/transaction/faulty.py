@@ -42,6 +42,10 @@ class FaultyCommits:
         self._lock = threading.Lock()
         faults.attach(self)
 
+    def after_fork(self) -> None:
+        """See `Faults`."""
+        self._late, self._lock = [], threading.Lock()
+
     def before_read(self, go_on: GoOn) -> None:
         """What a read version may meet; raises `Code` 1009 or 1037. `go_on` raises where there is no time left to wait."""
         code, jump = self.faults.for_read_version()

@@ -17,6 +17,7 @@ from ..engine.engine import Engine
 from ..engine.watch import DEFAULT_LIMIT, Watch
 from ..errors import Code, EngineClosed, PathUnusable
 from ..faults import Faults
+from ..storage import files
 from ..storage.disk import is_lack
 from ..storage.map import MAP_SIZE
 from . import options
@@ -120,6 +121,7 @@ def open_database(
                     engine, api_version, injected
                 )  # from here on it is no other's last handle that closes it
         if database is None:
+            files.keep_standard_descriptors()
             engine = Engine(path, durability=durability, map_size=map_size)
             with _registry_lock:
                 _engines[key] = engine

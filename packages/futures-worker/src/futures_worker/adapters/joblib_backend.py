@@ -17,6 +17,7 @@ from typing import Any, Final
 from joblib import parallel_config, register_parallel_backend
 from joblib.parallel import BACKENDS, AutoBatchingMixin, ParallelBackendBase
 
+from fdb_schema.forks import goes_on_in_children
 from futures_worker.adapters.leaving import leave_nothing
 from futures_worker.client import Client, Future, current_client
 from futures_worker.client.executor import ExecutorFuture
@@ -90,9 +91,15 @@ class MainspringBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore
         self._ended: list[Future[Any]] = []  # whose results were taken
         self._lock = threading.Lock()
         self._calls = 0  # of `Parallel` that are under way: generators of one `parallel_config` have one backend
+        goes_on_in_children(self)
         self.large: int | None = LARGE_BYTES
         if client is not None:
             client.options(**self._options)  # a wrong option is told here, not amid the work
+
+    def after_fork(self) -> None:
+        """See `fdb_schema.forks`: what was sent and put is the parent's, who deletes it."""
+        self._lock, self._shared = threading.Lock(), _Shared(self)
+        self._jobs, self._ended, self._calls = set(), [], 0
 
     @property
     def client(self) -> Client:

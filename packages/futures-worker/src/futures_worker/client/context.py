@@ -117,6 +117,7 @@ class ClientContext:
             if self.session is None:
                 if self.url is not None and not self.url.startswith("memory:"):
                     self.db = open_database(self.url, durability=self.durability, create=False)
+                processes.used()
                 self._fetching = self._fetching.anew(self.db)
                 self.session = Session(self.db, self.space, self._fetching)
             return self.session

@@ -9,6 +9,7 @@ from concurrent import futures as cf
 from functools import partial
 from typing import Any, TypeVar
 
+from fdb_schema.forks import goes_on_in_children
 from futures_worker.client.basis.options import SubmitOptions
 from futures_worker.client.context import ClientContext
 from futures_worker.client.future import Future, failure_of, known_in_its_session, record_of
@@ -91,6 +92,11 @@ class ClusterExecutor(cf.Executor):
         self._lock = threading.Lock()
         self._running: set[cf.Future[Any]] = set()
         self._shutdown = False
+        goes_on_in_children(self)
+
+    def after_fork(self) -> None:
+        """See `fdb_schema.forks`: what runs is the parent's, whose threads are the only ones that would tell."""
+        self._lock, self._running = threading.Lock(), set()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> cf.Future[T]:
         """Submit `fn(*args, **kwargs)`; every keyword goes to the function."""

@@ -129,7 +129,9 @@ class Semaphore(Named):
             self._permits.append(permit)
             return permit
         except BaseException as error:
-            if not isinstance(error, (Stopped, UnknownNameError)) and permit not in self._permits:
+            with contextlib.suppress(ValueError):
+                self._permits.remove(permit)
+            if not isinstance(error, (Stopped, UnknownNameError)):
                 self._owe(permit)  # an interrupt may come when it is had already
             raise
 
@@ -138,12 +140,7 @@ class Semaphore(Named):
 
     def _return(self, permit: _Permit | None) -> None:
         if permit is not None:
-            self._permits.remove(permit)
-            try:
-                self._give("acquire", permit)
-            except BaseException:
-                self._owe(permit)
-                raise
+            self.release()  # whichever: another's release may have given this one back, whose own is left
 
     def _give(self, what: str, permit: _Permit) -> None:
         context = self.context_for(what)

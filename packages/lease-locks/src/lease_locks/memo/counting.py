@@ -17,6 +17,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from fdb_schema import read_version
+from fdb_schema.forks import goes_on_in_children
 from idempotent_txn import run
 from lease_locks.grants.records import storable
 from lease_locks.memo.rows import MemoRows
@@ -47,7 +48,13 @@ class Counting:
         self._started_us = locks.session.clocks.wall_us()
         self._thread: threading.Thread | None = None
         atexit.register(_at_exit, weakref.ref(self))
+        goes_on_in_children(self)
         locks.before_close(self)
+
+    def after_fork(self) -> None:
+        """See `fdb_schema.forks`: what was counted is its parent's to write, a thread of which may have held a lock."""
+        self._counts, self._thread = Counter(), None
+        self._mutex, self._flushing = threading.Lock(), threading.Lock()
 
     def add(self, memo: Memo, kind: str, by: int = 1, *, flush: bool = False) -> None:
         """Count one call, or by how much."""

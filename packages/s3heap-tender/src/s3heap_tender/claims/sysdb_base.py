@@ -12,6 +12,7 @@ from uuid import UUID
 from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, check_format, pack, read_clock, unpack
 from fdb_schema.clock import ADVANCE_SECONDS
 from fdb_schema.database import as_database
+from fdb_schema.forks import goes_on_in_children
 from idempotent_txn import run, run_committed
 from lease_locks import LeaseManager
 from s3heap_tender import failpoints
@@ -78,7 +79,12 @@ class SysDbBase:
         config = run(db, _open, self.space, keys, shards)
         self.id: UUID = UUID(bytes=config["id"])
         self.layout = Layout(keys, int(config["shards"]))
+        goes_on_in_children(self)
         self.tick()
+
+    def after_fork(self) -> None:
+        """See `fdb_schema.forks`."""
+        self._clock_lock, self._session_lock = threading.Lock(), threading.Lock()
 
     @property
     def shards(self) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from fdb_schema.forks import goes_on_in_children
 from s3heap_tender import failpoints
 from s3heap_tender.errors import ConflictError, CorruptObjectError, OutcomeUnknownError, StoreUnavailableError
 from s3heap_tender.rows.items import HeapItem, ObjectHeader, decode_object, encode_object
@@ -58,6 +59,11 @@ class HeapIO:
         self._sequence = 0
         self._lock = threading.Lock()
         self.requests: dict[str, int] = {"list": 0, "get": 0, "not_modified": 0, "put": 0, "delete": 0, "conflict": 0}
+        goes_on_in_children(self)
+
+    def after_fork(self) -> None:
+        """See `fdb_schema.forks`."""
+        self._lock = threading.Lock()
 
     def pause(self, attempt: int) -> None:
         """Wait before try `attempt` + 1: exponential, with full jitter."""

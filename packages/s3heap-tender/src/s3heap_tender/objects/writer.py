@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from fdb_schema import NewerFormatError
+from fdb_schema.forks import goes_on_in_children
 from s3heap_tender.errors import ConflictError, CorruptObjectError, DuplicateWriterError, StoreUnavailableError
 from s3heap_tender.objects.heap_io import ATTEMPTS, Content, HeapIO
 from s3heap_tender.rows.naming import MAX_PARTS, ObjectName, bucket_prefix
@@ -218,6 +219,11 @@ class Writers:
         self._max_items = max_items
         self._writers: dict[int, ShardWriter] = {}
         self._lock = threading.Lock()
+        goes_on_in_children(self)
+
+    def after_fork(self) -> None:
+        """See `fdb_schema.forks`. The child owns no shard, and no push of the parent's will land here: its writers are new."""
+        self._writers, self._lock = {}, threading.Lock()
 
     def of(self, shard: int) -> ShardWriter:
         """The writer of a shard."""

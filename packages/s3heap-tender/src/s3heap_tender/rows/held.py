@@ -6,6 +6,7 @@ sysdb, and nobody's in the process. Its session lives, so nobody else would take
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,8 +16,18 @@ from uuid import UUID
 
 from s3heap_tender.rows.records import Claim
 
-_LOCK: Final = threading.Lock()
+_lock = threading.Lock()
 _SESSIONS: Final[dict[str, HeldClaims]] = {}
+
+
+def _after_fork_in_child() -> None:
+    """The claims are the parent's, and a thread of it may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _SESSIONS.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class HeldClaims:
@@ -63,7 +74,7 @@ class HeldClaims:
 
 def held_by(session: str) -> HeldClaims:
     """What this process knows of the session's claims."""
-    with _LOCK:
+    with _lock:
         found = _SESSIONS.get(session)
         if found is None:
             found = _SESSIONS[session] = HeldClaims()
@@ -72,5 +83,5 @@ def held_by(session: str) -> HeldClaims:
 
 def forget(session: str) -> None:
     """The session has ended."""
-    with _LOCK:
+    with _lock:
         _SESSIONS.pop(session, None)

@@ -156,6 +156,7 @@ class FileStore:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor, too
             os.close(handle)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -16,14 +17,28 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()  # of `ClientContext`
 _with_actors: set[Any] = set()  # those whose actors end with them: as long as the process, if they aren't closed
 _left: dict[int, weakref.ref[Any]] = {}  # sessions of contexts that nobody has any more, until they have ended
 _lock = threading.Lock()
+_is_child = False  # made by a fork
+_ends_for = 0  # the process that multiprocessing is to tell of its end
 
 
 def opened(context: Any) -> None:
     """A client and its database were opened."""
     _close_before_the_engine()
+    used()
     with _lock:
         _open.add(context)
     untouched.found_client()
+
+
+def used() -> None:
+    """This process has a session. One that multiprocessing has forked ends without exit handlers: it tells by others."""
+    global _ends_for
+    if _ends_for == os.getpid():
+        return
+    _ends_for = os.getpid()
+    process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+    if process is not None and util is not None and process.parent_process() is not None:
+        util.Finalize(None, _at_exit if _is_child else flush_all, exitpriority=0)
 
 
 def closed(context: Any) -> None:
@@ -68,7 +83,8 @@ def flush_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _lock
+    global _is_child, _lock
+    _is_child = True
     _lock = threading.Lock()
     for context in list(_open):
         context.forked()

@@ -6,6 +6,7 @@ is garbage collected lets its future go: the cluster may collect it a grace late
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -155,15 +156,17 @@ class SessionLife:
         return count
 
     def owe(self, what: Callable[[], object]) -> None:
-        """Have `what()` done by the thread that beats, with each beat until the database lets it: what is held is to be given back."""
+        """Have `what()` done by the thread that beats, now and with each beat until the database lets it: what is held is to be given back."""
         self.begin()
         self._owed.append(what)
+        self._called.set()
 
     def do_what_is_owed(self) -> None:
         """See `owe`. Raises what the database says."""
-        while self._owed:
-            self._owed[0]()
-            self._owed.popleft()
+        for what in list(self._owed):
+            what()
+            with contextlib.suppress(ValueError):  # another thread has done it meanwhile, which is harmless
+                self._owed.remove(what)
 
     def _those_held(self, ids: Iterable[bytes]) -> list[bytes]:
         return [one for one in ids if one in self._held]

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import stat
 import tempfile
-import threading
 import weakref
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +30,6 @@ class File(os.PathLike[str]):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path: Path | None = Path(os.path.abspath(path))
         self._content: bytes | None = None
-        self._making = threading.Lock()
         self.ending = _ending(self._path.name)  # of the name, from its first dot on: ".csv", ".tar.gz"
 
     @classmethod
@@ -42,21 +40,27 @@ class File(os.PathLike[str]):
                 f"the ending of a file's name begins with a dot and has at most {_LONGEST_ENDING} bytes, unlike {ending!r:.80}"
             )
         made = cls.__new__(cls)
-        made._path, made._content, made._making, made.ending = None, bytes(content), threading.Lock(), ending
+        made._path, made._content, made.ending = None, bytes(content), ending
         return made
 
     @property
     def path(self) -> Path:
         """Where it lies; of one that came with a call or a result, a private file that goes with this object, or the process."""
-        with self._making:
-            if self._path is None:
-                content = self._content or b""
-                folder = tempfile.mkdtemp(prefix="lease-locks-")
-                weakref.finalize(self, _remove, folder, os.getpid())
-                path = Path(folder, hashlib.sha256(content).hexdigest()[:_NAMED] + self.ending)
-                path.write_bytes(content)
-                self._path, self._content = path, None
-            return self._path
+        path = self._path
+        return self._made() if path is None else path
+
+    def _made(self) -> Path:
+        """Where its content was written, by whichever thread comes first. Without a lock: one of them may be gone, after a fork."""
+        content = self._content or b""
+        folder = tempfile.mkdtemp(prefix="lease-locks-")
+        ending = weakref.finalize(self, _remove, folder, os.getpid())
+        mine = Path(folder, hashlib.sha256(content).hexdigest()[:_NAMED] + self.ending)
+        mine.write_bytes(content)
+        path: Path = self.__dict__.setdefault("_first", mine)
+        if path is not mine:
+            ending()
+        self._path, self._content = path, None
+        return path
 
     def __fspath__(self) -> str:
         return str(self.path)

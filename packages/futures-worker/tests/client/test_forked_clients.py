@@ -1,0 +1,83 @@
+"""Children of a process that has a client: what they submit is stored, and they wait for no thread of their parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from futures_worker import Client
+
+pytestmark = [
+    pytest.mark.embedded_only("the official client doesn't survive a fork"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+def in_child(body: Callable[[], None]) -> int:
+    """Run `body` in a forked child; its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        code = 1
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_process_of_multiprocessing_submits_is_stored_when_it_ends(shared_url: str, own: bool) -> None:
+    """It ends without exit handlers."""
+    with Client(shared_url, "test") as client:
+        client.flush()
+
+        def work() -> None:
+            (Client(shared_url, "test") if own else client).submit(pow, 2, 5, key="of the child")
+
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        assert client.get_future(key="of the child").state() == "unclaimed"
+
+
+def test_a_forked_child_goes_on_with_an_executor(shared_url: str) -> None:
+    with Client(shared_url, "test") as client, client.executor() as executor:
+        before = executor.submit(pow, 2, 5)
+
+        def child() -> None:
+            executor.submit(pow, 2, 6).cancel()
+            executor.shutdown()
+
+        try:
+            with executor._lock:  # as another thread may have it, which isn't in the child
+                assert in_child(child) == 0
+        finally:
+            assert before.cancel()
+
+
+def test_a_forked_child_goes_on_with_a_backend_of_joblib(shared_url: str) -> None:
+    pytest.importorskip("joblib")
+    from futures_worker.adapters.joblib_backend import MainspringBackend
+
+    with Client(shared_url, "test") as client:
+        backend = MainspringBackend(client=client)
+        large: Any = bytearray(10)
+        backend.start_call()
+
+        def child() -> None:
+            backend.start_call()
+            backend._shared._put(large)
+            assert backend._calls == 1
+            backend.stop_call()
+
+        with backend._lock, backend._shared._lock:
+            assert in_child(child) == 0
+        backend.stop_call()
