@@ -198,8 +198,8 @@ def test_a_permit_of_a_wait_that_was_cancelled_comes_back_though_another_release
     async def main() -> None:
         await two.aacquire()
         wait = asyncio.create_task(two.aacquire())
-        while await asyncio.to_thread(two.available):
-            pass
+        await asyncio.sleep(0)
+        until(lambda: two.available() == 0)  # it has it, and wasn't told: the loop stands still
         monkeypatch.setattr(named, "in_thread", later)
         wait.cancel()
         await asyncio.gather(wait, return_exceptions=True)
