@@ -393,6 +393,17 @@ os._exit(7 if places == [os.devnull] * 3 and db[b"k"] == b"v" else 1)
     assert done.returncode == 7
 
 
+def test_a_folder_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    db = fdb_embedded.open(path, durability="fsync")
+    db[b"k"] = b"v"
+    store = db.dpointer.engine.store
+    durability.checkpoint(store, path)
+    assert b"\\udcff" in db[b"\xff\xff/status/json"].replace(b"\\\\", b"\\")
+    fdb_embedded.close(db)
+    assert fdb_embedded.open(path)[b"k"] == b"v"
+
+
 def test_an_interpreter_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:
     code = """
 import sys, fdb_embedded

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import socket
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +16,14 @@ import pytest
 
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.serving import metrics
-from fdb_schema.serving.metrics import MOST_CONNECTIONS, Metric, MetricsAddressError, MetricsServer, host_name
+from fdb_schema.serving.metrics import (
+    MOST_CONNECTIONS,
+    Metric,
+    MetricsAddressError,
+    MetricsServer,
+    host_name,
+    metrics_served,
+)
 
 
 def test_a_port_that_is_taken_is_a_usage_error_that_names_it() -> None:
@@ -24,6 +33,21 @@ def test_a_port_that_is_taken_is_a_usage_error_that_names_it() -> None:
             MetricsServer(list, "127.0.0.1", port)
     assert isinstance(caught.value, OSError)
     assert caught.value.exit_code == EXIT_USAGE
+
+
+class Full(io.StringIO):
+    """A file on a full disk."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_where_they_are_served_can_be_told_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Full())
+    began = []
+    with metrics_served(list, "127.0.0.1", 0):
+        began.append(True)
+    assert began
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import math
 import os
 import resource
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -28,7 +30,7 @@ from futures_worker import Client, payload
 from futures_worker.objects.arena import FreeFiles, map_shared
 from futures_worker.objects.object_files import write_file
 from futures_worker.objects.work_directory import WorkDirectory
-from futures_worker.worker import messages
+from futures_worker.worker import messages, service
 from futures_worker.worker.child.template import Template
 from futures_worker.worker.deciding import planning
 from futures_worker.worker.deciding.core import REFUSED_PAUSE
@@ -541,3 +543,20 @@ def test_where_neither_has_room_a_task_waits_and_says_why(
 def described(client: Client) -> Any:
     (info,), _ = run(client._context.db, list_futures, client._context.space, None, 10)
     return info
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_worker_works_though_nobody_can_be_told_that_it_is_ready(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    worker = SimpleNamespace(incarnation=b"")
+    ready: Any = SimpleNamespace(
+        address=("127.0.0.1", 1), metrics=None, space=SimpleNamespace(cluster="c"), _info=SimpleNamespace(pid=1)
+    )
+    ready.core = SimpleNamespace(worker=worker, slots=1)
+    service._print_ready(ready, as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import secrets
 import socket
@@ -86,7 +87,8 @@ def dashboard(
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             # A token that the user chose is known to the user and stays out of the output.
-            typer.echo(f"dashboard ready at {url}{f'?token={shown}' if made else ''}")
+            with contextlib.suppress(OSError):  # a full disk, or nobody reads any more
+                typer.echo(f"dashboard ready at {url}{f'?token={shown}' if made else ''}")
 
     # The access log would hold tokens; streams end by themselves when the application closes.
     config = uvicorn.Config(

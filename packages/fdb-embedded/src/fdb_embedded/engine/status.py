@@ -17,7 +17,7 @@ PROTOCOL = "0fdb00b073000000"
 
 def location(engine: Engine) -> bytes:
     """Where the database is: its directory, or `:memory:`."""
-    return str(engine.path.resolve() if engine.path is not None else ":memory:").encode()
+    return str(engine.path.resolve() if engine.path is not None else ":memory:").encode(errors="backslashreplace")
 
 
 def cluster_id(engine: Engine) -> bytes:

@@ -79,7 +79,7 @@ def open_writer(directory: Path, map_size: int) -> Any:
     def attempt() -> Any:
         with forget_open_environments():
             return lmdb.open(
-                str(directory),
+                os.fsencode(directory),
                 map_size=map_size,
                 max_dbs=0,
                 max_readers=MAX_READERS,
@@ -104,7 +104,7 @@ def open_reader(directory: Path, map_size: int) -> Any:
     """An environment that reads without LMDB's table of readers, beside what this process has open."""
     with forget_open_environments():
         return lmdb.open(
-            str(directory),
+            os.fsencode(directory),
             map_size=map_size,
             max_dbs=0,
             lock=False,

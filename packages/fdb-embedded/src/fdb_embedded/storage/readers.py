@@ -63,7 +63,7 @@ def layout() -> Layout:
 def _try_layout() -> Layout:
     with tempfile.TemporaryDirectory(prefix="fdb-embedded-") as folder:
         lock = Path(folder) / "lock.mdb"
-        with lmdb.open(folder, max_readers=8, map_size=1 << 20, sync=False) as env:
+        with lmdb.open(os.fsencode(folder), max_readers=8, map_size=1 << 20, sync=False) as env:
             readers, places, counts = [], [], []
             for _ in range(3):
                 with env.begin(write=True) as txn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def is_behind(directory: Path) -> bool:
     has lost what the kernel had not yet written to it, or an earlier copy lies in its place.
     """
     try:
-        with lmdb.open(str(directory), readonly=True, lock=False, max_dbs=0) as env, env.begin() as txn:
+        with lmdb.open(os.fsencode(directory), readonly=True, lock=False, max_dbs=0) as env, env.begin() as txn:
             at, version = journal.place(txn), last_version(txn)
     except lmdb.Error:
         return False  # who opens it next tells of it
@@ -110,7 +111,7 @@ def _recover_by(fresh: Path, directory: Path) -> int:
 
 def _replay(directory: Path, fresh: Path, flushed: int) -> int:
     size = (fresh / DATA).stat().st_size + sum(path.stat().st_size for _, path in journal.segments(directory)) * 4
-    env = lmdb.open(str(fresh), map_size=max(1 << 30, size * 4), max_dbs=0, sync=False)
+    env = lmdb.open(os.fsencode(fresh), map_size=max(1 << 30, size * 4), max_dbs=0, sync=False)
     try:
         with env.begin(write=True) as txn:
             if format_of(txn, directory / CHECKPOINT) < FORMAT:

@@ -205,7 +205,7 @@ class Store:
             while True:
                 env = files.open_reader(directory, self.map.file_size())
                 try:
-                    env.copy(str(folder), compact=True)
+                    env.copy(os.fsencode(folder), compact=True)
                     return
                 except lmdb.MapResizedError:  # since its size was read
                     (folder / DATA).unlink(missing_ok=True)

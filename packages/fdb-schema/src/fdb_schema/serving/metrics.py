@@ -254,7 +254,8 @@ def metrics_served(collect: Callable[[], Iterable[Metric]], address: str, port: 
         return
     server = MetricsServer(collect, address, port)
     host, listening = server.address
-    print(f"metrics at http://{f'[{host}]' if ':' in host else host}:{listening}/metrics", flush=True)
+    with suppress(OSError):  # a full disk, or nobody reads any more
+        print(f"metrics at http://{f'[{host}]' if ':' in host else host}:{listening}/metrics", flush=True)
     try:
         yield
     finally:

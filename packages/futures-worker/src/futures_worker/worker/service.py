@@ -297,4 +297,5 @@ def _print_ready(service: WorkerService, as_json: bool) -> None:
         )
     else:
         line = f"ready: worker {ip}:{port} of cluster {service.space.cluster}, {counted(service.core.slots, 'slot')}"
-    print(line, flush=True)
+    with contextlib.suppress(OSError):  # a full disk, or nobody reads any more: it is no reason not to work
+        print(line, flush=True)
