@@ -226,10 +226,7 @@ class Shell:
         if self._posted:
             timeout = 0.0
         else:
-            deadline = self._rhythm.due(bool(self.core.tasks))
-            core_deadline = self.core.deadline()
-            if core_deadline is not None and core_deadline < deadline:
-                deadline = core_deadline
+            deadline = min(self._rhythm.due(bool(self.core.tasks)), self.core.deadline() or float("inf"))
             timeout = min(at_most, max(0.0, deadline - now))
         events: list[Event] = []
         self._looked = time.monotonic() if timeout else now
@@ -313,7 +310,9 @@ class Shell:
             self._eager.answered()
         if claims.unsettled:
             self.on_unsettled()
-        return [TurnEnded(claims, turn, time.monotonic() - began)]
+        ended = time.monotonic()
+        heard = self._wait(ended, 0.0) if claims else ()  # what ended meanwhile goes with a turn that follows at once
+        return [TurnEnded(claims, turn, ended - began), *heard]
 
     def _take_turn(self, turn: RunTurn, load: Load | None) -> Claims:
         try:
