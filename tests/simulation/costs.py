@@ -103,6 +103,7 @@ def waits() -> dict[str, int]:
                 mine.event("ready"),
             )
             called("submit and result", lambda: mine.submit(value_of, 1, 0.0, 0, []).result())
+            called("twenty tasks at once", lambda: [one.result() for one in _submitted(mine, 20)])
             called("a chain of five", lambda: _chain(mine, 5).result())
             called("a call of an actor", lambda: actor.add(1).result())
             called("put", lambda: mine.put(b"value"))
@@ -115,6 +116,10 @@ def waits() -> dict[str, int]:
     until = world.machine.now + 600.0
     world.machine.run(until, lambda: world.machine.processes[-1].dead, lambda: None)
     return found
+
+
+def _submitted(client: Client, number: int) -> list[Any]:
+    return [client.submit(value_of, 1, 0.0, 0, []) for _ in range(number)]
 
 
 def _chain(client: Client, length: int) -> Any:

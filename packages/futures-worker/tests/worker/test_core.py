@@ -242,6 +242,25 @@ def test_batches_grow_while_work_is_short_and_plentiful() -> None:
     assert len(d.core.tasks) <= planning.MOST_IN_HAND
 
 
+@pytest.mark.parametrize(
+    ("known", "seconds", "limit"),
+    [
+        (0.001, 0.004, 16),  # what two slots run in two such turns
+        (0.001, 0.0, 4),  # twice as many as before
+        (None, 0.004, 4),  # of what is unknown
+        (0.001, 30.0, 200),  # a database that stood still isn't slow
+    ],
+)
+def test_what_is_claimed_next_lasts_until_a_turn_is_over(known: float | None, seconds: float, limit: int) -> None:
+    d = Driver(slots=2)
+    if known is not None:
+        d.core.pace.observe(b"f", known)
+    d.core.pace.observe(b"short", 0.001)
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
+    d.say(TurnEnded(claims(claim(1), claim(2), more=True), turn, seconds))
+    assert d.core.claim_target == limit
+
+
 def test_turns_are_smaller_while_the_database_is_slow() -> None:
     state = Driver(slots=2).core
     sizes = []

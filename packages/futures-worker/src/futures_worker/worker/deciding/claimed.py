@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, allot, index_shape, named_of
 from futures_worker.worker.deciding.instructions import (
@@ -25,6 +25,10 @@ EMPTY_RINGS = 3
 FIRST_RING_DELAY = 0.001
 MOST_RING_DELAY = 0.004
 """Seconds that such a worker waits after a ring, doubled from the first to the second while it finds nothing."""
+LEAST_COST = 1e-4
+"""Seconds that a task takes at least, with all that goes with it."""
+MOST_COVERED = 0.05
+"""Seconds of a turn that more is claimed for: a database that once takes longer may be quick again."""
 HOLD_AFTER = 2.0
 """Seconds that a shape is passed over, for want of room, before room is made for it."""
 HOLD_MOST = 60.0
@@ -58,10 +62,20 @@ def turn_ended(state: WorkerState, event: TurnEnded) -> None:
         if claims.cut:
             state.claim_target = max(state.slots, 2 * len(heads))
         elif len(heads) >= limit:
-            state.claim_target = min(MOST_IN_HAND, max(state.claim_target, state.slots, limit) * 2)
+            twice = 2 * max(state.claim_target, state.slots, limit)
+            state.claim_target = min(MOST_IN_HAND, max(twice, _while_a_turn_takes(state, heads, event.seconds)))
         elif not claims and not state.tasks:
             state.claim_target = state.slots
     take_on(state, claims)
+
+
+def _while_a_turn_takes(state: WorkerState, claims: Sequence[Claim], seconds: float) -> int:
+    """How many more such as these all slots can run until a turn is over that takes as long as the last one, and once more.
+
+    Where a turn takes long, to double step by step what is in hand would let the slots stand still meanwhile.
+    """
+    each = sum(state.pace.cost(claim.code) for claim in claims) / len(claims)
+    return int(2 * state.slots * min(seconds, MOST_COVERED) / max(each, LEAST_COST))
 
 
 def watch_blocked(state: WorkerState, claims: Claims, capacity: Capacity) -> None:
