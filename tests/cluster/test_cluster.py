@@ -194,5 +194,8 @@ def test_hosts_are_cut_off(spread: World, hosts: Hosts, one: int, other: int, se
         hosts.mend(one, other)
 
     faulted(spread, f"cut for {seconds:g} s", cut)
+    if (one, other) == (CLIENTS, SERVERS) and seconds > 10.0:  # also where its commits were in flight
+        told = {line["kind"] for line in spread.lines() if line["event"] == "error"}
+        assert told >= {"task", "program", "once"}, told
     taken_for_dead = (one, other) == (WORKERS, SERVERS) and seconds > 5.0  # their time to live
     assert spread.finish(lost=taken_for_dead) == []

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+from functools import cache
 from typing import Any
 
+import fdb
 import pytest
 
 from fdb_schema import fdb_error_code
@@ -15,6 +18,7 @@ from idempotent_txn import (
     expire_idempotency_id,
     run,
     run_committed,
+    run_repeatable,
 )
 from idempotent_txn.loop import MOST_CANCELLED_ATTEMPTS
 from idempotent_txn.session import session_of
@@ -261,6 +265,53 @@ def test_after_the_deadline_a_commit_that_got_lost_is_not_tried_again(injected: 
     with pytest.raises(TransactionTimedOut, match="nothing committed"):
         run(injected, add_effect, strategy=strategy, timeout=0.5)
     assert effects(injected) == 0
+
+
+class CutOff:
+    """A database that is out of reach from the first commit on: one whose time isn't limited is never answered, as FoundationDB's client does it."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+
+    def create_transaction(self) -> Any:
+        tr = self._db.create_transaction()
+        tr.__class__ = _cut_off(tr.__class__)
+        return tr
+
+
+class _Limit:
+    def __init__(self) -> None:
+        self.milliseconds = 0
+
+    def set_timeout(self, milliseconds: int) -> None:
+        self.milliseconds = milliseconds
+
+    def wait(self) -> None:
+        assert self.milliseconds > 0, "this commit would be waited for as long as the database is out of reach"
+        time.sleep(self.milliseconds / 1000)
+        raise fdb.FDBError(1031)
+
+
+@cache
+def _cut_off(cls: type) -> type:
+    """Transactions whose engine doesn't say of a commit that it was never begun."""
+
+    def options(tr: Any) -> _Limit:
+        limit: _Limit = tr.__dict__.setdefault("_limit", _Limit())
+        return limit
+
+    def is_never_made(tr: Any) -> bool:
+        raise AttributeError("there is none")
+
+    members = {"options": property(options), "is_never_made": property(is_never_made), "commit": options}
+    return type(cls.__name__, (cls,), {**members, "__doc__": cls.__doc__})
+
+
+def test_what_may_be_made_again_waits_for_no_commit_in_flight(any_db: Any) -> None:
+    with pytest.raises(TransactionTimedOut, match="whether that committed isn't known, and it may be run again"):
+        run_repeatable(CutOff(any_db), add_effect, timeout=0.05)
+    assert run_repeatable(any_db, add_effect, timeout=60) == "done"
+    assert effects(any_db) == 1
 
 
 @pytest.mark.parametrize("fate", ["before", "after", "late"])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from fdb_schema import DatabaseUnreachableError, fdb_error_code
-from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut, run, run_committed
+from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut, run, run_committed, run_repeatable
 from idempotent_txn.attempts.strategy import StrategyName
 
 T = TypeVar("T")
@@ -64,6 +64,8 @@ def _answered(
         began = time.monotonic()
         left -= 1
         try:
+            if strategy == "off":  # safe to make again: no commit in flight is waited for
+                return run_repeatable(db, fn, *args, timeout=limit, **kwargs)
             return how(db, fn, *args, strategy=strategy, timeout=limit, **kwargs)
         except TransactionTimedOut as error:
             if left and time.monotonic() - began > limit + _LATE:

@@ -13,7 +13,7 @@ from idempotent_txn.errors import (
     TransactionTimedOut,
 )
 from idempotent_txn.ids.identity import IdempotencyId
-from idempotent_txn.loop import run, run_committed, transactional
+from idempotent_txn.loop import run, run_committed, run_repeatable, transactional
 from idempotent_txn.results import commit_result, expire_idempotency_id, find_commit
 from idempotent_txn.session import use_client_id
 
@@ -40,6 +40,7 @@ __all__ = [
     "id_status",
     "run",
     "run_committed",
+    "run_repeatable",
     "transactional",
     "use_client_id",
 ]

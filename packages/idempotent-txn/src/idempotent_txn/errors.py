@@ -28,7 +28,7 @@ class BodyError(IdempotencyError, TypeError):
 
 
 class TransactionTimedOut(IdempotencyError, TimeoutError):
-    """The deadline of `run` passed, and it is known that the transaction did not commit."""
+    """The deadline of `run` passed, and it is known that the transaction did not commit; with the strategy "off" it says so where it isn't."""
 
     code: Final = 1031
     exit_code = EXIT_ACQUIRE_TIMED_OUT

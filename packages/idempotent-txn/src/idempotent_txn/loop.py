@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -17,7 +16,7 @@ from idempotent_txn.attempts.classification import (
     RETRYABLE_NOT_COMMITTED,
     SERVER_PACED,
 )
-from idempotent_txn.attempts.deadline import arm, deadline_after
+from idempotent_txn.attempts.deadline import armed, check_deadline, deadline_after, disarm, name_of
 from idempotent_txn.attempts.guarding import (
     GUARDED,
     GUARDED_IDS,
@@ -29,7 +28,7 @@ from idempotent_txn.attempts.guarding import (
 from idempotent_txn.attempts.outcome import Committed, Outcome
 from idempotent_txn.attempts.settle import despite_interruptions, is_no_chance, note_outcome, settle_commit
 from idempotent_txn.attempts.strategy import OFF, Strategy, StrategyName
-from idempotent_txn.errors import BodyError, TransactionTimedOut
+from idempotent_txn.errors import BodyError
 from idempotent_txn.ids.identity import checked_id
 from idempotent_txn.session import session_of
 
@@ -92,6 +91,19 @@ def run_committed(
     return _until_committed(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, True)  # type: ignore[no-any-return]
 
 
+def run_repeatable(db: Any, fn: Callable[..., T], *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
+    """`run` with the strategy "off", for whoever may run it again at any later time: its deadline holds for a commit in flight, too.
+
+    `run` waits until it is known what became of that, which takes as long as the database is out of reach. Here it is given up: it
+    may have taken place, or may yet, within the seconds that a database keeps a read version.
+
+    Raises:
+        TransactionTimedOut: the deadline passed; it says whether something may have committed.
+        Exception: as `run`.
+    """
+    return _until_committed(db, fn, args, kwargs, None, "off", timeout, None, False, False)  # type: ignore[no-any-return]
+
+
 _Failed = list[Any]
 """An attempt that did not simply succeed: [error (None once it is looked into), whether that came out of the body and
 not the commit, transaction, token, value, future of the commit].
@@ -111,6 +123,7 @@ def _until_committed(
     timeout: float | None,
     on_attempt: Callable[[int], object] | None,
     want_outcome: bool,
+    settles: bool = True,
 ) -> Any:
     failed: _Failed = []
     before: BaseException | None = None
@@ -135,8 +148,8 @@ def _until_committed(
                         token = quick.begin(tr, None, None)
                         value = fn(tr, *args, **kwargs)
                         if type(value) not in FINISHED:
-                            refuse_unfinished(value, _name(fn))
-                        if "_restarts" in tr.__dict__ and restarted(tr, _name(fn)):
+                            refuse_unfinished(value, name_of(fn))
+                        if "_restarts" in tr.__dict__ and restarted(tr, name_of(fn)):
                             quick.begin_again(tr, token)
                         if type(token) is list:  # it is to be completed
                             quick.prepare(tr, token, False)
@@ -152,7 +165,7 @@ def _until_committed(
                     if committed:
                         return value
                 return _execute(
-                    db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, want_outcome, failed
+                    db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, want_outcome, settles, failed
                 )
             except BaseException as interruption:
                 if not failed or failed[0] is None or is_no_chance(interruption, before):
@@ -175,6 +188,7 @@ def _execute(
     timeout: float | None,
     on_attempt: Callable[[int], object] | None,
     want_outcome: bool,
+    settles: bool,
     failed: _Failed,
 ) -> Any:
     """Attempts until one is known to have committed; `failed` is a first one that was made already, and then each that fails."""
@@ -191,12 +205,12 @@ def _execute(
             tr = token = value = commit = None
             in_body = True
             try:
-                tr = db.create_transaction() if deadline is None else _armed(db, deadline, attempt)
+                tr = db.create_transaction() if deadline is None else armed(db, deadline, attempt)
                 guard(tr, strategy.name == "native")
                 token = strategy.begin(tr, run_id, deadline)
                 value = fn(tr, *args, **kwargs)
-                refuse_unfinished(value, _name(fn))
-                if restarted(tr, _name(fn)):
+                refuse_unfinished(value, name_of(fn))
+                if restarted(tr, name_of(fn)):
                     strategy.begin_again(tr, token)
                 strategy.prepare(tr, token, want_outcome)
                 if on_attempt is not None:
@@ -204,7 +218,7 @@ def _execute(
                 if want_outcome:
                     stamp = tr.get_versionstamp()
                 if deadline is not None:
-                    _disarm(tr, deadline, attempt, fn)
+                    disarm(tr, deadline, attempt, fn, settles)
                 tr.__class__ = tr.unguarded_class
                 in_body = False
                 commit = tr.commit()
@@ -234,7 +248,7 @@ def _execute(
                 code = fdb_error_code(cause)
                 if code is None:
                     raise cause
-                _check_deadline(deadline, attempt, fn, cause)
+                check_deadline(deadline, attempt, fn, cause)
                 if code not in RETRYABLE_IN_BODY:
                     raise cause
             else:
@@ -255,7 +269,7 @@ def _execute(
                         session.remember(run_id, settled.commit.version)
                     return _outcome(value, settled.commit, stamp, attempt, tr) if want_outcome else value
                 code = settled.code
-                _check_deadline(deadline, attempt, fn, cause)
+                check_deadline(deadline, attempt, fn, cause, settled.known)
                 cancelled += code in CANCELLATIONS
                 if cancelled >= MOST_CANCELLED_ATTEMPTS or (
                     code not in RETRYABLE_NOT_COMMITTED and code not in RESOLVED_THEN_RETRIED
@@ -279,38 +293,6 @@ def _outcome(value: T, commit: Committed | bool, stamp: Any, attempts: int, tr: 
     return Outcome(value, commit or None, attempts)
 
 
-def _armed(db: Any, deadline: float, attempt: int) -> Any:
-    """A transaction whose reads fail at the deadline, not before: timeouts count whole milliseconds from its creation."""
-    created = time.monotonic()
-    if created >= deadline and attempt > 1:
-        raise TransactionTimedOut(f"the deadline passed after {attempt - 1} attempts; nothing committed")
-    tr = db.create_transaction()
-    tr.run_deadline = deadline
-    arm(tr, deadline, created)
-    return tr
-
-
-def _disarm(tr: Any, deadline: float, attempt: int, fn: Any) -> None:
-    """Before the commit: one that timed out would still be in flight, so the deadline waits until it is settled.
-
-    Not where the engine tells of a commit that it was never begun: that is settled at once.
-    """
-    if time.monotonic() >= deadline:
-        raise TransactionTimedOut(
-            f"the deadline passed while {_name(fn)} ran for the {attempt}. time; nothing was committed"
-        )
-    if not hasattr(tr, "is_never_made"):
-        tr.options.set_timeout(0)
-
-
-def _check_deadline(deadline: float | None, attempt: int, fn: Any, cause: BaseException) -> None:
-    if deadline is not None and time.monotonic() >= deadline:
-        raise TransactionTimedOut(
-            f"the deadline of {_name(fn)} passed after {attempt} attempts, the last of which failed ({cause}); "
-            f"nothing committed: give it more time, or find what it waits for or conflicts with"
-        ) from cause
-
-
 def _pause(tr: Any, code: int, attempt: int, deadline: float | None) -> None:
     if code in SERVER_PACED:
         try:
@@ -319,10 +301,6 @@ def _pause(tr: Any, code: int, attempt: int, deadline: float | None) -> None:
             if fdb_error_code(error) is None:
                 raise
     sleep_before(attempt + 1, deadline)
-
-
-def _name(fn: Any) -> str:
-    return getattr(fn, "__qualname__", None) or repr(fn)
 
 
 @overload
@@ -357,7 +335,7 @@ def _decorate(
         later(plain) for later in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     ):
         raise BodyError(
-            f"{_name(fn)} can't be transactional: a generator or coroutine runs after its transaction is over"
+            f"{name_of(fn)} can't be transactional: a generator or coroutine runs after its transaction is over"
         )
     names = [
         p.name
@@ -369,7 +347,7 @@ def _decorate(
     elif parameter == "tr" and names:
         index, parameter = 0, names[0]
     else:
-        raise TypeError(f"{_name(fn)} has no argument {parameter!r} for its transaction")
+        raise TypeError(f"{name_of(fn)} has no argument {parameter!r} for its transaction")
 
     def in_place(tr: Any, before: tuple[Any, ...], after: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*before, tr, *after, **kwargs)

@@ -29,6 +29,8 @@ class Settled:
     """FoundationDB's error that came out of the commit; 0 where it succeeded after all."""
     interruption: BaseException | None
     """What interrupted the wait, to be raised now that the outcome is known."""
+    known: bool = True
+    """Whether there is evidence that it didn't commit: "off" leaves none, and takes it for not committed."""
 
 
 def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: BaseException) -> Settled:
@@ -74,7 +76,7 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
             interruption = interruption or again
     if interruption is not None and strategy.name != "off":
         note_outcome(interruption, bool(found))
-    return Settled(found, code or 0, interruption)
+    return Settled(found, code or 0, interruption, strategy.name != "off")
 
 
 def _is_never_made(tr: Any) -> bool:
