@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import signal
 import threading
@@ -95,6 +96,51 @@ def test_interrupted_acquisitions_and_releases_leave_nothing_behind(locks: Lease
     eventually(lambda: [lease.name for lease in locks.session.ledger.parts] == ["kept"], "nothing else is renewed")
     locks.acquire("name", timeout=DEADLINE).release()
     assert kept.held
+
+
+@pytest.mark.parametrize("where", ["session.ledger.look", "session.ledger.note", "session.ledger.end_grant"])
+@pytest.mark.parametrize("block", [False, True])
+def test_a_lease_whose_release_is_interrupted_before_it_asks_the_database_is_released(
+    block: bool, where: str, locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner: Any = locks
+    *parts, name = where.split(".")
+    for part in parts:
+        owner = getattr(owner, part)
+    whole = getattr(owner, name)
+    came: list[Any] = []
+
+    def interrupted(*arguments: Any) -> Any:
+        if not came:
+            came.append(arguments)
+            raise Interrupt
+        return whole(*arguments)
+
+    lease = locks.acquire("name")
+    monkeypatch.setattr(owner, name, interrupted)
+    end: Callable[[], Any] = functools.partial(lease.__exit__, None, None, None) if block else lease.release
+    with pytest.raises(Interrupt):
+        end()
+    assert came
+    eventually(lambda: locks.list() == [], "it is given back")
+    assert not lease.held
+    assert lease.release()
+
+
+def test_an_interrupt_at_the_end_of_an_inner_block_releases_no_outer_one(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise Interrupt
+
+    with locks.lock("name", reentrant=True) as outer:
+        with locks.lock("name", reentrant=True) as inner:
+            with monkeypatch.context() as patched:
+                patched.setattr(type(inner), "release", interrupted)
+                with pytest.raises(Interrupt):
+                    inner.__exit__(None, None, None)
+            assert inner.held
+        assert outer.held
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -108,9 +108,9 @@ class Lease:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._session.forked:
-            return  # a child made by fork() inside the block: the lease is its parent's
         try:
+            if self._session.forked:
+                return  # a child made by fork() inside the block: the lease is its parent's
             if not self.release():
                 raise LeaseLost(
                     f"lease {self.name!r} (token {self.token.hex}) ended before its block did "
@@ -120,6 +120,10 @@ class Lease:
         except Exception:
             if error is None:
                 raise
+        except BaseException:
+            if self.part.depth <= 1:
+                self._session.release_later([self.part])  # an interrupt may come before the release began
+            raise
 
     def __reduce__(self) -> Any:
         raise TypeError(

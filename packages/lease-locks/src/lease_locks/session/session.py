@@ -120,6 +120,27 @@ class Session(Context):
 
         Raises what the database raises.
         """
+        try:
+            return self._release_all(parts, timeout)
+        except Exception:
+            raise
+        except BaseException:
+            self.release_later(parts)  # an interrupt may come before any of it was noted
+            raise
+
+    def release_later(self, parts: Sequence[Part]) -> None:
+        """Whoever was to release these grants was interrupted: they end as soon as the database answers."""
+        held = [part for part in parts if not _is_released(part)]
+
+        def give_back(tr: Any) -> None:
+            for part in held:
+                self.ledger.end_grant(part)
+                ending.release(tr, self.space, part.lock, part.token, self.sid, self.by, "", self.clocks.wall_us())
+
+        if held:
+            self.ledger.owe(give_back)
+
+    def _release_all(self, parts: Sequence[Part], timeout: float | None) -> list[bool | Exception]:
         for part in parts:
             self.ledger.look(part)
         held = [part for part in parts if not _is_released(part)]
