@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fdb_schema import open_database
 from idempotent_txn import run
 from idempotent_txn.ids.floor import VersionFloor
 
@@ -33,8 +32,8 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 10.0])
-def test_after_a_pause_too_a_run_is_one_transaction(stale: None, timeout: float | None) -> None:
-    db = Counted(open_database("memory:"))
+def test_after_a_pause_too_a_run_is_one_transaction(any_db: Any, stale: None, timeout: float | None) -> None:
+    db = Counted(any_db)
     run(db, lambda tr: tr.set(b"k", b"0"), timeout=timeout)
     db.count = 0
     assert run(db, lambda tr: tr.get(b"k").value, timeout=timeout) == b"0"
@@ -43,21 +42,19 @@ def test_after_a_pause_too_a_run_is_one_transaction(stale: None, timeout: float 
 
 
 def test_what_an_attempt_says_of_itself_is_no_later_than_its_commit(
-    stale: None, monkeypatch: pytest.MonkeyPatch
+    any_db: Any, stale: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     floors: list[int] = []
     of = VersionFloor.of
     monkeypatch.setattr(VersionFloor, "of", lambda self, tr: floors.append(of(self, tr)) or floors[-1])
-    db = open_database("memory:")
     for n in range(5):
         tr_of: list[Any] = []
-        run(db, lambda tr, n=n, made=tr_of: (made.append(tr), tr.set(b"k%d" % n, b"1"))[0])  # type: ignore[misc]
+        run(any_db, lambda tr, n=n, made=tr_of: (made.append(tr), tr.set(b"k%d" % n, b"1"))[0])  # type: ignore[misc]
         assert floors[-1] < tr_of[0].get_committed_version()
     assert len(floors) == 5
 
 
-def test_who_cancels_his_own_transaction_is_told_as_ever(stale: None) -> None:
-    db = open_database("memory:")
+def test_who_cancels_his_own_transaction_is_told_as_ever(any_db: Any, stale: None) -> None:
     calls: list[int] = []
 
     def cancels_once(tr: Any) -> int:
@@ -67,5 +64,5 @@ def test_who_cancels_his_own_transaction_is_told_as_ever(stale: None) -> None:
             tr.cancel()
         return len(calls)
 
-    assert run(db, cancels_once) == 2
-    assert bytes(db[b"k"]) == b"2"
+    assert run(any_db, cancels_once) == 2
+    assert bytes(any_db[b"k"]) == b"2"
