@@ -10,6 +10,7 @@ from typing import Any
 import fdb_datamodel as dm
 from fdb_schema import ClusterClock, ClusterSpace, open_database
 from futures_worker.liveness import see_workers
+from futures_worker.worker.deciding.instructions import RunTurn
 from futures_worker.worker.housekeeping import Housekeeping
 from futures_worker.worker.running.ledger import Ledger
 from idempotent_txn import run
@@ -152,6 +153,21 @@ def worker_beat(_: int) -> Tally:
     return tally
 
 
+def carried_beat(number: int) -> Tally:
+    """What a sign of life adds to each turn that carries one."""
+
+    def turns(beat: Any) -> Tally:
+        site = Site()
+        ledger = Ledger(site.db, site.space, site.worker, lambda: None)
+        site.submit(number)
+        with counted(site.db) as tally:
+            for _ in range(number):
+                assert ledger.take_turn(RunTurn([], dm.Capacity(), 1), beat)
+        return tally
+
+    return turns(dm.Heartbeat).without(turns(None))
+
+
 def client_beat(_: int) -> Tally:
     site = Site()
     with counted(site.db) as tally:
@@ -279,6 +295,7 @@ KINDS: dict[str, tuple[Callable[[Callable[[int], Tally]], Kind], Callable[[int],
     "collect": (slope, collect),
     "collect_pass": (fixed, collect_pass),
     "worker_beat": (fixed, worker_beat),
+    "carried_beat": (slope, carried_beat),
     "client_beat": (fixed, client_beat),
     "clock": (fixed, clock),
     "look": (line, look),

@@ -57,6 +57,7 @@ COSTS: Final[dict[str, Kind]] = {
     "worker_beat": Kind(
         Cost(transactions=1, commits=1, read=2, read_bytes=60, written=1, written_bytes=70, conflicts=1)
     ),
+    "carried_beat": Kind(Cost(), Cost(read=1, read_bytes=30.1, written=1, written_bytes=70)),
     "client_beat": Kind(
         Cost(transactions=1, commits=1, read=1, read_bytes=20, written=1, written_bytes=60, conflicts=1)
     ),

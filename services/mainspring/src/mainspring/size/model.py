@@ -145,6 +145,8 @@ def _rates(load: Load) -> list[tuple[str, float, float]]:
     """(kind, transactions a second, items a second)."""
     rate, clients, workers, latency = load.rate, max(1, load.clients), load.workers, load.latency
     turns = batches(workers, rate, latency, MOST_PER_TURN)
+    beats = workers / (HEARTBEAT_SECONDS if rate else TTL_SECONDS / BEATS_PER_TTL)
+    carried = min(beats, turns)
     rates = [
         ("submit", batches(clients, rate, latency), rate),
         ("arguments", 0.0, rate if load.args_bytes else 0.0),
@@ -155,7 +157,8 @@ def _rates(load: Load) -> list[tuple[str, float, float]]:
         ("release", max(batches(clients, rate, SESSION_BEAT_SECONDS), rate / RELEASED_AT_ONCE), rate),
         ("collect", 0.0, rate),
         ("collect_pass", 1 / PASS_SECONDS if workers else 0.0, 0.0),
-        ("worker_beat", workers / (HEARTBEAT_SECONDS if rate else TTL_SECONDS / BEATS_PER_TTL), 0.0),
+        ("worker_beat", beats - carried, 0.0),
+        ("carried_beat", 0.0, carried),
         ("client_beat", load.clients / SESSION_BEAT_SECONDS, 0.0),
         ("clock", 1 / ADVANCE_SECONDS if workers else 0.0, 0.0),
         *_looks(workers, bool(rate)),
