@@ -29,6 +29,8 @@ LIMITS: Final[dict[str, dict[str, float]]] = {
     "two": {"concurrent": 2},
     "seldom": {"per_second": 2.0},
 }
+SMALL: Final = 1000
+"""Bytes of a result, at most, that is kept in the database whatever befalls workers."""
 _CAUGHT_UP: Final = 4
 """Starts that a limit of starts may make up for."""
 
@@ -43,6 +45,8 @@ class Attempt:
     child: Forked
     begun: float
     limits: Sequence[str]
+    size: int
+    """Bytes that it returns."""
     how: str = ""
     """How it ended; "": not yet, or its process died first."""
     ended: float = 0.0
@@ -135,6 +139,7 @@ class Attempts:
         if not expected.again:
             for one in before:
                 self._may_follow(this, one, expected.backoff)
+        _must(this.epoch == 0 or this.size > SMALL, this, "is of a future whose result can't be lost")
         self._may_run(this)
         before.append(this)
 
@@ -191,11 +196,11 @@ class Book:
 
 
 @contextmanager
-def attempt(limits: Sequence[str] = ()) -> Iterator[Attempt]:
+def attempt(limits: Sequence[str] = (), size: int = 0) -> Iterator[Attempt]:
     """Around the code of a task."""
     task, child, here = current_task(), current_process(), machine()
     assert task is not None and isinstance(child, Forked)
-    this = Attempt(task.id, task.attempt, task.epoch, child, here.now, tuple(limits))
+    this = Attempt(task.id, task.attempt, task.epoch, child, here.now, tuple(limits), size)
     Book.attempts.begin(this)
     try:
         yield this

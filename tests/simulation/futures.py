@@ -44,6 +44,8 @@ class Futures:
                 known.append(self.wishes.submit(process, client, known))
                 if chance.random() < 0.1:
                     self.wishes.cancel(process, chance.choice(known))
+                if chance.random() < 0.1:
+                    self.wishes.copy(client, chance.choice(known))
                 if chance.random() < 0.3:
                     time.sleep(chance.choice((0.001, 0.1, 2.0)))
                 if chance.random() < 0.4 or len(known) > 6:

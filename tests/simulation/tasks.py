@@ -35,7 +35,7 @@ def wished(number: int, does: dict[str, Any], inputs: Any = ()) -> tuple[int, An
     from simulation.attempts import Book, attempt
     from simulation.children import rest
 
-    with attempt(does.get("limits", ())) as this:
+    with attempt(does.get("limits", ()), does.get("size", 0)) as this:
         here: Any = b"x" * does.get("size", 0)
         children = _children_of(this.future, does.get("children", 0), does.get("child", {}))
         try:

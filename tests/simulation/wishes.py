@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Sequence
@@ -13,13 +14,16 @@ from fdb_datamodel import id_for_key
 from futures_worker import Client
 from futures_worker.client.future import record_of
 from futures_worker.errors import (
+    FutureFailedError,
     FutureTimeoutError,
+    NoWorkerError,
+    ObjectLostError,
     SoftTimeLimitExceeded,
     UpstreamDependencyFailedException,
     WorkerLostError,
 )
 from simulation import attempts, rows, workers
-from simulation.attempts import EARLY, LIMITS, Book, trusted
+from simulation.attempts import EARLY, LIMITS, SMALL, Book, trusted
 from simulation.machine import Process
 from simulation.sites import Site
 from simulation.stand_ins import machine
@@ -29,7 +33,7 @@ from simulation.world import CLUSTER, World
 PATIENT: Final = {"max_retries": 10**6, "max_worker_losses": 10**6}
 KINDS: Final = {
     "plain": 8, "failing": 2, "shaky": 2, "long": 1, "brief": 1, "queued": 1, "soft": 2, "once": 1, "shared": 2,
-    "later": 1, "parent": 2, "cleaning": 2,
+    "later": 1, "parent": 2, "cleaning": 2, "put": 2, "never again": 1,
 }  # fmt: skip
 LONG: Final = 60.0
 """Seconds for which a task rests that is to be ended before."""
@@ -75,7 +79,8 @@ class Wish:
         """Whether it may end without a value."""
         found = [self]
         for one in found:
-            if one.asked_to_cancel or one.options["max_retries"] < 100 or one.kind in ("long", "queued"):
+            hurt = one.kind in ("long", "queued", "put", "never again") or one.options["max_retries"] < 100
+            if one.asked_to_cancel or hurt:
                 return True
             found += [given for given in one.inputs if given not in found]
         return False
@@ -89,6 +94,8 @@ class Wish:
         """Checks what it came to; what it submitted, and goes on."""
         known = attempts.of(self.handle)
         number, beside, made = value
+        size = self.does.get("size", 0)
+        assert not size or beside == b"x" * size, f"{self} has {len(beside)} bytes"
         assert number == self.total and self.kind != "failing", f"{number} is not {self.total}, of {self}"
         if self.does["seconds"] == LONG and self.kind != "cleaning":
             assert self.kind == "soft" or not trusted(known), f"{self} returned, and was to be ended before"
@@ -114,6 +121,8 @@ class Wish:
             allowed = any(one.may_fail for one in first)
         elif isinstance(error, CancelledError):
             allowed = self.asked_to_cancel
+        elif isinstance(error, ObjectLostError):
+            allowed = self.kind in ("put", "never again") and self.does["size"] > SMALL and world.befallen > 0
         elif isinstance(error, Meant):
             allowed = str(error) == f"{self.number}" and self._may_raise(known)
         elif isinstance(error, FutureTimeoutError):
@@ -157,6 +166,11 @@ class Wishes:
         """One more."""
         chance = self.world.chance
         kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
+        if kind == "put":
+            try:
+                return self._put(client)
+            except NoWorkerError:  # none is there, or each left, or died, while it took it
+                kind = "plain"
         does: dict[str, Any] = {"seconds": chance.choice((0.0, 0.0, 0.01, 0.3, 4.0))}
         wish = Wish(kind, chance.randrange(1000), does, dict(PATIENT))
         if kind not in ("shared", "later"):
@@ -183,6 +197,20 @@ class Wishes:
         if kind == "later":
             expected.not_before = begun + does["later"] * EARLY
         return wish
+
+    def _put(self, client: Client) -> Wish:
+        chance = self.world.chance
+        number, size = chance.randrange(1000), chance.choice((100, 50_000, 50_000))
+        made = client.put((number, b"x" * size, []))
+        return Wish("put", number, {"seconds": 0.0, "size": size}, PATIENT, number, handle=made)
+
+    def copy(self, client: Client, one: Wish) -> None:
+        """Onto another worker, or away to it."""
+        found = client.workers()
+        if found and one.does.get("size", 0) > SMALL:
+            way = self.world.chance.choice((client.clone, client.transfer))
+            with contextlib.suppress(FutureFailedError, CancelledError, *rows.GONE):  # it is seen to when it is awaited
+                way(one.handle, self.world.chance.choice(found))
 
     def _share(self, wish: Wish, process: Process) -> None:
         which = wish.number = wish.number % _KEYS
@@ -269,6 +297,11 @@ def _plain(wish: Wish, chance: random.Random) -> None:
     wish.does["size"] = chance.choice((0, 0, 100, 50_000))
 
 
+def _never_again(wish: Wish, _chance: random.Random) -> None:
+    wish.does["size"] = 50_000
+    wish.options["allow_reconstruction"] = False
+
+
 def _shared(wish: Wish, _chance: random.Random) -> None:
     wish.does["counts"] = True
 
@@ -294,4 +327,5 @@ def _cleaning(wish: Wish, chance: random.Random) -> None:
 _DRAWN: Final = {
     "plain": _plain, "failing": _failing, "shaky": _shaky, "long": _long, "brief": _brief, "queued": _queued,
     "soft": _soft, "once": _once, "shared": _shared, "later": _later, "parent": _parent, "cleaning": _cleaning,
+    "never again": _never_again,
 }  # fmt: skip
