@@ -32,6 +32,6 @@ def test_a_seed_of_the_whole_system_keeps_every_law_and_comes_to_its_end(seed: i
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("scene", ["leases", "heaps", "futures", "actors", "programs", "memos"])
+@pytest.mark.parametrize("scene", ["leases", "heaps", "futures", "actors", "programs", "memos", "sharing"])
 def test_a_seed_is_one_history_also_in_another_process(scene: str) -> None:
     assert simulate("--scene", scene, "--seeds", "1:2") == simulate("--scene", scene, "--seeds", "1:2", "--twice")

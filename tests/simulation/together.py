@@ -14,6 +14,7 @@ from simulation.leases import Leases
 from simulation.machine import Process
 from simulation.memos import Memos
 from simulation.programs import Programs
+from simulation.sharing import Sharing
 from simulation.world import CLUSTER, World
 
 SCENES: Final[dict[str, Callable[[World], Any]]] = {
@@ -23,6 +24,7 @@ SCENES: Final[dict[str, Callable[[World], Any]]] = {
     "actors": Actors,
     "programs": Programs,
     "memos": Memos,
+    "sharing": Sharing,
 }
 _EVERY: Final = 5.0
 """Seconds between two rounds of a janitor's duties."""
