@@ -18,7 +18,7 @@ from simulation.world import World
 
 AFTER_TROUBLE: Final = 10.0
 """Seconds after which a worker that was stopped, or cut off, knows all that befell it."""
-LATE: Final = 10.0
+LATE: Final = 30.0
 """Seconds that a worker may take to learn of what was decided elsewhere."""
 EARLY: Final = 0.9
 """Of a pause, by the clocks of all: they drift."""
@@ -148,7 +148,8 @@ class Attempts:
         if one.epoch != this.epoch or not one.trusted or not this.trusted:
             return
         _must(not one.goes_on, this, f"begins while attempt {one.number} runs")
-        _must(one.how != "returned" or one.child.crashed, this, f"begins after {one} at {one.ended}")
+        counts = one.how == "returned" and not one.child.crashed and one.size <= SMALL  # else it may have had no room
+        _must(not counts, this, f"begins after {one} at {one.ended}")
         if one.how == "raised":
             pause = this.begun - one.ended
             _must(pause >= backoff * EARLY - self.behind, this, f"begins {pause} s after it raised")

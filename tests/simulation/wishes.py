@@ -205,11 +205,11 @@ class Wishes:
         return Wish("put", number, {"seconds": 0.0, "size": size}, PATIENT, number, handle=made)
 
     def copy(self, client: Client, one: Wish) -> None:
-        """Onto another worker, or away to it."""
+        """Onto another worker, or away to it. How it ends is seen to when it is awaited."""
         found = client.workers()
         if found and one.does.get("size", 0) > SMALL:
             way = self.world.chance.choice((client.clone, client.transfer))
-            with contextlib.suppress(FutureFailedError, CancelledError, *rows.GONE):  # it is seen to when it is awaited
+            with contextlib.suppress(FutureFailedError, NoWorkerError, CancelledError, *rows.GONE):
                 way(one.handle, self.world.chance.choice(found))
 
     def _share(self, wish: Wish, process: Process) -> None:
