@@ -14,7 +14,8 @@ import pytest
 from support.hosts import Hosts, made_hosts
 
 from cluster.servers import FOLDER_VARIABLE, Servers, binaries
-from cluster.world import World
+from cluster.world import SERVICES, World
+from fdb_schema.errors import EXIT_UNREACHABLE
 
 if binaries() is None:
     pytest.skip(
@@ -136,6 +137,15 @@ def test_all_servers_stand_still(world: World, servers: Servers) -> None:
 
     faulted(world, f"stopped for {AWAY:g} s", still)
     assert world.finish() == []
+
+
+def test_services_end_when_they_are_told_to_though_all_servers_are_away(world: World, servers: Servers) -> None:
+    for number in range(len(servers.ports)):
+        servers.stop(number)
+    world.pause(1.0)
+    assert world.end_services() == dict.fromkeys(SERVICES, EXIT_UNREACHABLE)
+    for name in SERVICES:
+        assert "this process ends without telling it" in world.processes[name].tail()
 
 
 def test_servers_are_full(world: World, servers: Servers) -> None:

@@ -19,6 +19,7 @@ from cluster.servers import Servers
 TESTS = Path(__file__).resolve().parent.parent
 DEADLINE = 60.0
 """Seconds after the cluster's return by which everybody must have gone on; a defect alone reaches it."""
+SERVICES = ("scheduler", "tender", "janitor", "worker-1", "worker-2")
 USERS = ("client", "leases-1", "leases-2", "writing", "probe")
 KINDS = ("task", "program", "beside", "once", "actor", "lease", "write", "run")
 """What must go on, but for the probe, which says when FoundationDB does. `run`: the scheduler's, of what was written."""
@@ -81,13 +82,15 @@ class World:
         for number in (1, 2):
             place = ("--address", self.address, "--port", str(4100 + number)) if self.address else ()
             self._start(
-                f"worker-{number}", sys.executable, "-m", "futures_worker", "run", "--slots", "4",
+                f"worker-{number}", sys.executable, "-m", "futures_worker", "run", "--slots", "4", "--grace", "5",
                 "--spill", str(self.folder / f"spill-{number}"), *place,
             )  # fmt: skip
         self._start("tender", sys.executable, "-m", "s3heap_tender", "tend")
         # What runs says when: the file is what the scheduler's progress is measured by.
         said = f'read up rest < /proc/uptime; echo "{{\\"t\\": $up, \\"kind\\": \\"run\\", \\"event\\": \\"done\\"}}" >> {self.folder}/runs.jsonl'
-        self._start("scheduler", sys.executable, "-m", "s3heap_tender", "schedule", "--", "sh", "-c", said)
+        self._start(
+            "scheduler", sys.executable, "-m", "s3heap_tender", "schedule", "--grace", "5", "--", "sh", "-c", said
+        )
         self._start("janitor", sys.executable, "-m", "mainspring_janitor", "--every", "1")
         for kind in USERS:
             self._user(kind)
@@ -183,10 +186,7 @@ class World:
         self._user("check")
         if self.processes["check"].popen.wait(4 * DEADLINE) != 0:
             wrong.append(self.processes["check"].tail())
-        for name in ("scheduler", "tender", "janitor", "worker-1", "worker-2"):
-            self.processes[name].signal(signal.SIGTERM)
-        for name in ("scheduler", "tender", "janitor", "worker-1", "worker-2"):
-            code = self.processes[name].popen.wait(2 * DEADLINE)
+        for name, code in self.end_services().items():
             if code != 0:
                 wrong.append(f"{name} ended with {code}: {self.processes[name].tail()}")
         for checked in (("check", str(self.folder / "trace")), ("fsck",)):
@@ -195,6 +195,12 @@ class World:
             if process.popen.wait(2 * DEADLINE) != 0:
                 wrong.append(f"s3heap-tender {checked[0]}: {process.tail()}")
         return wrong + self.wrong(lost)
+
+    def end_services(self) -> dict[str, int]:
+        """SIGTERM to each; their exit codes."""
+        for name in SERVICES:
+            self.processes[name].signal(signal.SIGTERM)
+        return {name: self.processes[name].popen.wait(2 * DEADLINE) for name in SERVICES}
 
     def close(self) -> None:
         for process in self.processes.values():

@@ -12,7 +12,7 @@ PAGE = ROOT / "docs" / "futures-worker" / "failure-modes.md"
 def test_every_test_that_the_page_names_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
     defined: set[str] = set()
-    for folder in ("packages/fdb-datamodel/tests", "packages/futures-worker/tests"):
+    for folder in ("packages/fdb-schema/tests", "packages/fdb-datamodel/tests", "packages/futures-worker/tests"):
         for path in (ROOT / folder).rglob("test_*.py"):
             defined |= set(re.findall(r"^def (test_\w+)", path.read_text(), flags=re.MULTILINE))
     assert len(named) > 30

@@ -15,6 +15,7 @@ from fdb_datamodel import Collector, open_cluster
 from fdb_datamodel.collector import GRACE_SECONDS
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, open_database
 from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption
+from fdb_schema.serving.ending import end_though_silent
 from fdb_schema.serving.metrics import Metric, metrics_served
 from futures_worker.liveness import TTL_SECONDS, Caretaker
 from futures_worker.metrics import cluster_metrics
@@ -87,6 +88,7 @@ def clean(
     stop = stop_on_signals()
     with ExitStack() as stack:
         database = open_database(db)
+        end_though_silent(stop, database)
         locks = stack.enter_context(LeaseManager(database, cluster))
         kept = Kept(ids_min_age, leases_after, memos_after, memo_bytes, runs_after, grace)
         duties = duties_of(database, cluster, locks, kept, every, once=once)

@@ -16,6 +16,7 @@ import typer
 from fdb_schema import DEFAULT_CLUSTER, MainspringError, open_database
 from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption, fail
 from fdb_schema.errors import EXIT_USAGE
+from fdb_schema.serving.ending import SILENT_SECONDS, end_though_silent
 from fdb_schema.serving.metrics import metrics_served
 from fdb_schema.serving.processes import import_from_here
 from futures_worker import Client, WorkerPoolShell
@@ -117,6 +118,7 @@ def schedule(
     stop = stop_on_signals()
     with ExitStack() as stack:
         database = open_database(db)
+        end_though_silent(stop, database, lambda: max(grace, SILENT_SECONDS))
         sysdb = stack.enter_context(SysDb(database, cluster))
         options = {"endpoint_url": endpoint_url} if store.startswith("s3:") else {}
         heap = open_heap_on(stack, sysdb, store, options, patient=True, stop=stop)

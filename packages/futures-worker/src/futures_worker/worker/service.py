@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from fdb_datamodel import (
     WorkerStatus,
 )
 from fdb_schema import database_url, open_database, url_of
+from fdb_schema.serving.ending import SILENT_SECONDS, end_though_silent
 from fdb_schema.serving.figures import counted
 from fdb_schema.serving.logs import log_to_stderr
 from fdb_schema.serving.metrics import MetricsServer
@@ -268,10 +270,12 @@ def serve(config: WorkerConfig, *, as_json: bool = False, ready: Callable[[Worke
     config = replace(config, files=config.files or raise_file_limit())  # a waiting task costs the worker three
     service: WorkerService | None = None
     asked = 0
+    told = threading.Event()
 
     def on_signal(number: int, _frame: Any) -> None:
         nonlocal asked
         asked += 1
+        told.set()
         if service is not None:
             service.shell.drain(None if asked == 1 else 0.0)
 
@@ -280,7 +284,10 @@ def serve(config: WorkerConfig, *, as_json: bool = False, ready: Callable[[Worke
     service = WorkerService(config)
     if asked:  # while it started; it may have joined the cluster, which it has to leave
         service.shell.drain(0.0)
+    # The loop itself waits for the database, which may be away.
+    over = end_though_silent(told, service.db, lambda: max(config.grace, SILENT_SECONDS) if asked < 2 else 0.0)
     service.run(ready or (lambda s: _print_ready(s, as_json)))
+    over.set()
     if not as_json and ready is None:
         with contextlib.suppress(OSError):  # whoever read it may be gone
             print("stopped", flush=True)

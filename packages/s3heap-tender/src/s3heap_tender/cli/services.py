@@ -13,6 +13,7 @@ import typer
 
 from fdb_schema.cli import JsonOption, MetricsAddressOption, MetricsPortOption, fail, print_rows
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
+from fdb_schema.serving.ending import SILENT_SECONDS, end_though_silent
 from fdb_schema.serving.metrics import metrics_served
 from s3heap_tender import history
 from s3heap_tender.cli.common import PollOption, app, heap_maker, heap_service, stop_on_signals
@@ -38,6 +39,7 @@ def tend(
 ) -> None:
     """Run a tender until interrupted: sweep writes, push what is due, prune, reconcile."""
     stop = stop_on_signals()
+    end_though_silent(stop, heap.sysdb.db)
     log.info("tending %s, %d shards, for cluster %s", heap.store.url, heap.shards, heap.sysdb.cluster)
     tender = Tender(heap, heap.sysdb, poll=poll, keep_tombstones=keep_tombstones)
     with metrics_served(lambda: tender_metrics(tender), metrics_address, metrics_port):
@@ -63,6 +65,7 @@ def schedule(
     if shutil.which(command[0]) is None:  # or each task would fail, and be a dead letter in the end
         fail(f"command not found: {command[0]!r} can't be run", EXIT_USAGE)
     stop = stop_on_signals()
+    end_though_silent(stop, heap.sysdb.db, lambda: max(grace, SILENT_SECONDS))
     over = threading.Event()
     trigger = subprocess_trigger(command, timeout=timeout, stop=over)
     scheduler = Scheduler(heap, heap.sysdb, trigger, concurrency=concurrency, poll=poll)
