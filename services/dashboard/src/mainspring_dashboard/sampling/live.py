@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+import time
+from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
 
@@ -12,6 +13,9 @@ from mainspring_dashboard.answering import is_reading_error
 from mainspring_dashboard.sampling.sampler import Sampler
 
 log = logging.getLogger("mainspring.dashboard")
+
+SILENT_SECONDS: Final = 10.0
+"""A look that takes longer is told of: a cluster that is away gives neither an answer nor an error."""
 
 
 class Live:
@@ -34,7 +38,7 @@ class Live:
         """Tick until cancelled. A database that doesn't answer is shown, and asked again."""
         while True:
             try:
-                await run_in_threadpool(self.sampler.tick)
+                await self._tick()
                 self.sampler.problem = None
             except Exception as error:
                 if not is_reading_error(error):
@@ -42,6 +46,20 @@ class Live:
                 self.sampler.problem = str(error)
             await self._announce()
             await asyncio.sleep(self._interval)
+
+    async def _tick(self) -> None:
+        began = time.monotonic()
+        look = asyncio.ensure_future(run_in_threadpool(self.sampler.tick))
+        try:
+            while not (await asyncio.wait([look], timeout=SILENT_SECONDS))[0]:
+                silent = time.monotonic() - began
+                self.sampler.problem = (
+                    f"the database has given no answer for {silent:.0f} s: check that it runs and can be reached"
+                )
+                await self._announce()
+            look.result()
+        finally:
+            look.cancel()
 
     async def close(self) -> None:
         """End every stream."""
