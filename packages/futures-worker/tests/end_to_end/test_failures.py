@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import operator
 import os
@@ -34,6 +35,7 @@ from futures_worker import (
     UnknownFutureError,
     UpstreamDependencyFailedException,
     WorkerLostError,
+    as_completed,
     current_client,
 )
 from futures_worker.client.context import worker_context
@@ -93,6 +95,34 @@ def test_exceptions_keep_their_type_and_the_remote_traceback(shared_cluster: Cal
     with pytest.raises(FutureFailedError, match=r"WontPickle: carried as text") as told:
         client.submit(local_failure, max_retries=0).result(WAIT)
     assert "in local_failure" in told.value.remote_traceback
+
+
+@pytest.mark.parametrize("error", [StopIteration(7), StopAsyncIteration(7), asyncio.CancelledError("its own")])
+def test_no_loop_over_futures_ends_by_what_a_task_raises(
+    shared_cluster: Callable[..., Any], error: BaseException
+) -> None:
+    client = shared_cluster(workers=1).client()
+    failed = client.submit(fails, error, max_retries=0)
+    futures = [failed, client.submit(abs, -3)]
+    client.await_all(futures[1:], timeout=WAIT)
+
+    async def in_order(errors: str) -> list[Any]:
+        found, coming = [], as_completed([failed], timeout=WAIT, with_results=True, errors=errors)
+        async for _, value in coming:
+            found.append(value)
+            coming.update([future for future in futures[1:] if len(found) == 1])
+        return found
+
+    loop = as_completed([failed], timeout=WAIT, with_results=True)
+    with pytest.raises((RuntimeError, asyncio.CancelledError)) as caught:
+        next(loop)
+    assert type(error) in (type(caught.value), type(caught.value.__cause__))
+    if isinstance(error, Exception):
+        with pytest.raises(RuntimeError):
+            asyncio.run(in_order("raise"))
+    given = asyncio.run(in_order("return"))
+    assert given[1] == 3
+    assert isinstance(given[0], (type(error), RuntimeError))
 
 
 def test_retries_are_counted_as_starts(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:

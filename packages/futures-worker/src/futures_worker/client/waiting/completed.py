@@ -155,9 +155,11 @@ class AsCompleted(Generic[Y]):
             if self._errors is not None:
                 try:
                     value = await future
-                except asyncio.CancelledError:  # who waits was cancelled: it is still to come
-                    self._awaited.group.add(future)
-                    raise
+                except asyncio.CancelledError as failure:
+                    if failure is not failure_of(future):  # who waits was cancelled: it is still to come
+                        self._awaited.group.add(future)
+                        raise
+                    error = failure
                 except BaseException as failure:
                     error = failure
             told = self._told(future, value, error)
@@ -173,6 +175,8 @@ class AsCompleted(Generic[Y]):
             return future, value
         if self._errors == "raise" or not (isinstance(error, Exception) or error is failure_of(future)):
             try:
+                if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would end the loop without a word
+                    raise RuntimeError(f"the task of {future!r} raised {type(error).__name__}") from error
                 raise error
             finally:
                 del error  # a traceback that refers to its own exception is never freed in time
