@@ -151,7 +151,8 @@ class AsCompleted(Generic[Y]):
             except BaseException:
                 self._async_steps = None
                 raise
-            value, error = None, None
+            value: Any = None
+            error: BaseException | None = None
             if self._errors is not None:
                 try:
                     value = await future
