@@ -213,6 +213,15 @@ def test_closing_releases_many_leases_by_a_few_transactions() -> None:
         assert after.list() == []
 
 
+def test_closing_releases_leases_that_one_remote_has_joined(any_db: Any, other: LeaseManager) -> None:
+    locks = LeaseManager(any_db, cluster="demo", ttl=600.0)
+    joined = [other.join(lease.part.name, lease.writer_id) for lease in [locks.acquire(name) for name in "abc"]]
+    locks.close()
+    assert other.list() == []
+    for lease in joined:
+        eventually(lambda lease=lease: not lease.held, "the remote is told")  # type: ignore[misc]
+
+
 def test_closing_releases_the_rest_where_the_rows_of_one_lease_cannot_be_read(any_db: Any, other: LeaseManager) -> None:
     locks = LeaseManager(any_db, cluster="demo", ttl=600.0)
     damaged, *_ = [locks.acquire(name) for name in "abc"]

@@ -88,9 +88,16 @@ def _end(tr: Any, lock: LockKeys, grant: HeldGrant) -> None:
         tr.add(lock.bell, _ONE)
 
 
-def _tell(tr: Any, space: LeaseSpace, sids: Iterable[bytes]) -> None:
-    """Have sessions look at their grants; once a transaction, since what it writes can't be read again in it."""
+def _tell(tr: Any, space: LeaseSpace, sids: Iterable[bytes], told: set[bytes] | None = None) -> None:
+    """Have sessions look at their grants; once a transaction, since what it writes can't be read again in it.
+
+    `told`: those that this transaction has told already; it gets the others, too.
+    """
+    told = set() if told is None else told
     for sid in dict.fromkeys(sids):
+        if sid in told:
+            continue
+        told.add(sid)
         key = space.revocation(sid)
         # Read serializably: a session whose rows are cleared meanwhile gets none back, one that writes them now is told.
         if tr.get(key).present():
@@ -98,18 +105,27 @@ def _tell(tr: Any, space: LeaseSpace, sids: Iterable[bytes]) -> None:
 
 
 def release(
-    tr: Any, space: LeaseSpace, lock: LockKeys, token: FencingToken, session: bytes, by: str, why: str, wall_us: int
+    tr: Any,
+    space: LeaseSpace,
+    lock: LockKeys,
+    token: FencingToken,
+    session: bytes,
+    by: str,
+    why: str,
+    wall_us: int,
+    told: set[bytes] | None = None,
 ) -> str:
     """HELD ─released─▶ ENDED by a maintainer; whatever a successor holds is never touched.
 
     Returns "freed", "repeated" (released before), "succeeded" (ended otherwise, and somebody else holds the name) or
     "ended" (ended otherwise, nobody holds it). Reads the grant with its maintainers serializably.
+    `told`: sessions that this transaction has told already, where it releases several.
     """
     grant = read_grant(tr, lock, token)
     if grant is not None:
         next_grant(Grant.HELD, Event.RELEASED)
         _end(tr, lock, grant)
-        _tell(tr, space, [sid for sid in grant.sessions if sid != session])
+        _tell(tr, space, [sid for sid in grant.sessions if sid != session], told)
         write_event(tr, lock, 0, _ended(grant, Event.RELEASED, by, session, why, wall_us))
         return "freed"
     if how_ended(tr, lock, token)[0] == "released":

@@ -148,7 +148,8 @@ class Session(Context):
         def give_back(tr: Any) -> list[str]:
             for part in held:
                 self.ledger.end_grant(part)  # whatever becomes of the transaction: from here on nothing is believed
-            who = self.sid, self.by, "", self.clocks.wall_us()
+            told: set[bytes] = set()  # a remote may have joined several of them
+            who = self.sid, self.by, "", self.clocks.wall_us(), told
             rows = [part.lock.holder(part.token) for part in held] if len(held) > 1 else []
             _ahead = read_ahead(tr, [(key, key + b"\xff", 0) for key in rows])
             return [ending.release(tr, self.space, part.lock, part.token, *who) for part in held]
