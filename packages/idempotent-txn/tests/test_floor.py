@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+import fdb_schema
 from idempotent_txn import run
 from idempotent_txn.ids.floor import VersionFloor
+from idempotent_txn.session import session_of
 
 
 class Counted:
@@ -52,6 +54,24 @@ def test_what_an_attempt_says_of_itself_is_no_later_than_its_commit(
         run(any_db, lambda tr, n=n, made=tr_of: (made.append(tr), tr.set(b"k%d" % n, b"1"))[0])  # type: ignore[misc]
         assert floors[-1] < tr_of[0].get_committed_version()
     assert len(floors) == 5
+
+
+def test_a_version_that_a_body_chose_bounds_no_commit(
+    any_db: Any, stale: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = fdb_schema.read_version
+    # As FoundationDB's client answers, which asks nobody whether there is such a version.
+    monkeypatch.setattr("idempotent_txn.ids.floor.read_version", lambda tr: tr.__dict__.get("chosen") or ask(tr))
+    floor = session_of(any_db).strategy("native", False)._floor
+
+    def chooses(tr: Any) -> None:
+        now = any_db.create_transaction().get_read_version().wait()
+        tr.set_read_version(now)
+        tr.chosen = now + 10**12
+        tr.set(b"k", b"1")
+
+    run(any_db, chooses, strategy="native")
+    assert floor.latest <= ask(any_db.create_transaction()), "no thread would find its commit by a later one"
 
 
 def test_who_cancels_his_own_transaction_is_told_as_ever(any_db: Any, stale: None) -> None:

@@ -93,6 +93,10 @@ def guarded_class(cls: type, own_ids: bool) -> type:
         self.__dict__.setdefault("_restarts", []).append(pause)
         return pause
 
+    def set_read_version(self: Any, version: int) -> None:
+        self.chose_read_version = True
+        plain.set_read_version(self, version)
+
     def set_option(self: Any, option: int, parameter: Any, length: int) -> None:
         if option in (IDEMPOTENCY_ID, AUTOMATIC_IDEMPOTENCY):
             _refuse_id()
@@ -111,6 +115,7 @@ def guarded_class(cls: type, own_ids: bool) -> type:
     }
     if own_ids:
         members["_set_option"] = set_option
+        members["set_read_version"] = set_read_version
         if hasattr(cls, "set_idempotency_id"):
             members["set_idempotency_id"] = set_idempotency_id
     made = type(cls.__name__, (cls,), members)
