@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from fdb_datamodel import (
+    Capacity,
+    Claim,
+    Claims,
     ClusterSpace,
     FutureSpec,
     FutureState,
     Heartbeat,
+    Outcome,
     Requirements,
     WorkerId,
     declare_dead,
@@ -32,9 +38,11 @@ from fdb_schema.clock import ADVANCE_SECONDS, MICROSECONDS
 from futures_worker import liveness
 from futures_worker.liveness import TTL_SECONDS, Caretaker, see_workers
 from futures_worker.worker import housekeeping
+from futures_worker.worker.deciding.instructions import RunTurn
 from futures_worker.worker.housekeeping import FOLLOW_SHARE, LATE_SECONDS, LOOKS_PER_TTL, Housekeeping
 from futures_worker.worker.registration import describe_self, join
 from futures_worker.worker.running.rhythm import HEARTBEAT_SECONDS, IDLE_REREAD_SECONDS, REREAD_SECONDS, Rhythm
+from futures_worker.worker.running.shell import Shell
 from idempotent_txn import run
 
 SPACE = ClusterSpace("test")
@@ -337,6 +345,25 @@ def test_a_worker_with_a_task_for_a_moment_beats_with_its_turn_and_one_with_a_lo
     assert not rhythm.carries(11.4)
     rhythm.is_busy(11.4, True)
     assert rhythm.beat_due(busy=True) == 11.0 + HEARTBEAT_SECONDS
+
+
+def test_a_turn_that_is_taken_apart_counts_as_no_sign_of_life() -> None:
+    class Refusing:
+        def take_turn(self, _turn: RunTurn, load: object) -> Claims:
+            assert load is not None, "it was to carry one"
+            raise ValueError("one outcome can't be written")
+
+        def take_turn_apart(self, _turn: RunTurn, _why: Exception) -> Claims:
+            return Claims()
+
+    shell: Any = Shell.__new__(Shell)
+    shell._rhythm, shell._joined = Rhythm(1e6), Refusing()
+    shell._client_lines = SimpleNamespace(tell=lambda *_: False)
+    shell._rhythm.beats(time.monotonic() - 2 * HEARTBEAT_SECONDS)
+    outcome = Outcome.realized(Claim(b"f" * 16, WorkerId("127.0.0.1", 7000, b"i" * 16), bytes(10)), b"v")
+    for _ in range(2):
+        shell._run_turn(RunTurn([outcome], Capacity(Requirements(1)), 0))
+    assert shell._rhythm.carries(time.monotonic()), "others would take it for dead: none was given"
 
 
 def test_a_short_ttl_makes_no_idle_worker_beat_more_seldom_than_a_busy_one() -> None:

@@ -45,7 +45,7 @@ from futures_worker.worker.running.child_pool import ChildPool
 from futures_worker.worker.running.client_lines import ClientLines
 from futures_worker.worker.running.eager import Eager
 from futures_worker.worker.running.inputs import Inputs
-from futures_worker.worker.running.ledger import Ledger, Load
+from futures_worker.worker.running.ledger import Ledger
 from futures_worker.worker.running.rhythm import AT_MOST, COMPLAIN_SECONDS, Rhythm
 from futures_worker.worker.running.task_log import tell_of_turn
 from futures_worker.worker.running.usage import Usage
@@ -293,10 +293,7 @@ class Shell:
         try:
             if began >= self._rhythm.beat_due(busy=False):  # one turn may follow another for long, and one take long
                 self._beat(began)
-            carries = self._rhythm.carries(began)
-            claims = self._take_turn(turn, self._load if carries else None)
-            if carries:
-                self._rhythm.beats(began)
+            claims = self._take_turn(turn, began)
         except WorkerFencedError as exc:
             self._be_fenced(exc)
             return []
@@ -314,15 +311,19 @@ class Shell:
         heard = self._wait(ended, 0.0) if claims else ()  # what ended meanwhile goes with a turn that follows at once
         return [TurnEnded(claims, turn, ended - began), *heard]
 
-    def _take_turn(self, turn: RunTurn, load: Load | None) -> Claims:
+    def _take_turn(self, turn: RunTurn, began: float) -> Claims:
+        carries = self._rhythm.carries(began)
         try:
-            return self._ledger.take_turn(turn, load)
+            claims = self._ledger.take_turn(turn, self._load if carries else None)
         except Exception as exc:
             taken_apart = turn.outcomes and fdb_error_code(exc) in (None, TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE)
             if isinstance(exc, WorkerFencedError) or is_database_trouble(exc) or not taken_apart:
                 raise
             log.error("a turn of %d outcomes failed, taking it apart: %s", len(turn.outcomes), exc)
-            return self._ledger.take_turn_apart(turn, exc)
+            return self._ledger.take_turn_apart(turn, exc)  # which gives no sign of life
+        if carries:
+            self._rhythm.beats(began)
+        return claims
 
     def _be_fenced(self, why: WorkerFencedError) -> None:
         log.warning("worker %s was declared dead by others: %s", self._ledger.worker, why)
