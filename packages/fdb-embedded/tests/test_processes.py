@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import random
 import signal
@@ -320,6 +321,29 @@ def test_a_child_forked_while_another_thread_has_a_lock_doesn_t_keep_it(
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     fdb_embedded.close(found[0] if what == "open" else db)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_process_of_multiprocessing_commits_and_does_not_wait_for_is_made_before_it_ends(
+    tmp_path: Path, own: bool
+) -> None:
+    """It ends without exit handlers."""
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path)
+    kept: list[Any] = []
+
+    def work() -> None:
+        tr = (fdb_embedded.open(path) if own else db).create_transaction()
+        tr[b"k"] = b"v"
+        kept.append(tr.commit())
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert db[b"k"] == b"v"
+    fdb_embedded.close(db)
 
 
 FORK_AMID_LOADING = """

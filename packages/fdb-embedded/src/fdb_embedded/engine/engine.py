@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -54,6 +56,7 @@ class Engine:
             raise
         self._start()
         self.store.readers.park()  # what was read to open it
+        _finish_at_the_end(self)
 
     def _start(self) -> None:
         self.attaching = threading.RLock()
@@ -168,6 +171,7 @@ class Engine:
                     self.snapshots.attach()
                     self.store.readers.wake = self.housekeeper.unpark
                     self.forked = self.stale = False
+                    _finish_at_the_end(self)
 
     def after_fork(self) -> None:
         """In a child: leave everything of the parent alone; transactions that were under way must start afresh."""
@@ -177,6 +181,12 @@ class Engine:
         self._start()
         self.watches.inherit(parents)
         self.forked = self.stale = True
+
+    def finish(self) -> None:
+        """Commit what is queued and nobody waits for."""
+        if not self.closed and not self.forked:
+            with contextlib.suppress(lmdb.Error):
+                self.committer.drive(until=monotonic() + CLOSING_SECONDS)
 
     def close(self) -> None:
         """Finish queued commits, end the threads, detach."""
@@ -204,6 +214,28 @@ class Engine:
         self.snapshots.end_all()
         self.store.close()
         self.soundness.close()
+
+
+_open: weakref.WeakSet[Engine] = weakref.WeakSet()
+_told = 0  # the process of which multiprocessing knows what to do at its end
+
+
+def _finish_at_the_end(engine: Engine) -> None:
+    """A process that multiprocessing has forked ends without exit handlers: there it calls what it was told of itself."""
+    global _told
+    _open.add(engine)
+    if _told == os.getpid():
+        return
+    _told = os.getpid()
+    process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+    if process is not None and util is not None and process.parent_process() is not None:
+        util.Finalize(None, _finish_all, exitpriority=-10)  # after those who may commit something at the end, too
+
+
+def _finish_all() -> None:
+    for engine in list(_open):
+        with contextlib.suppress(Exception):
+            engine.finish()
 
 
 _inherited: list[Any] = []  # read transactions of a parent process: aborting them here would free its reader slots
