@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ def simulate(*arguments: str) -> str:
         env=os.environ | {"PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    why = re.findall(r"^[\w.]+(?:Error|Exception): (.*)$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, f"{why[-1] if why else ''}\n{done.stdout}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
@@ -29,6 +31,13 @@ def simulate(*arguments: str) -> str:
 @pytest.mark.parametrize("seed", seed_params(6, fresh=2))
 def test_a_seed_of_the_whole_system_keeps_every_law_and_comes_to_its_end(seed: int) -> None:
     assert "1 seeds, 0 failed" in simulate("--seeds", f"{seed}:{seed + 1}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", seed_params(1, fresh=1))
+def test_a_seed_of_futures_keeps_every_law_and_comes_to_its_end(seed: int) -> None:
+    assert "1 seeds, 0 failed" in simulate("--scene", "futures", "--seeds", f"{seed}:{seed + 1}")
 
 
 @pytest.mark.timeout(600)
