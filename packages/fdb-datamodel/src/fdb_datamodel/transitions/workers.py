@@ -132,7 +132,7 @@ def register_worker(
 
 
 def heartbeat(tr: Transaction, space: ClusterSpace, worker: WorkerId, beat: Heartbeat) -> None:
-    """A worker's sign of life: a write without a read of the heartbeat; run it in a transaction of its own.
+    """A worker's sign of life: a write without a read of the heartbeat, in a transaction of its own or with a turn.
 
     The incarnation is read, as by every transaction of a worker. Raises WorkerFencedError.
     """
