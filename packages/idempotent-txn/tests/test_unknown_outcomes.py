@@ -314,6 +314,24 @@ def test_what_may_be_made_again_waits_for_no_commit_in_flight(any_db: Any) -> No
     assert effects(any_db) == 1
 
 
+def test_a_commit_that_may_have_been_made_is_told_of_though_later_attempts_were_not(any_db: Any) -> None:
+    def once_answered_in_vain(tr: Any) -> None:
+        if effects(any_db):
+            raise fdb.FDBError(1007)
+        add_effect(tr)
+        plain = tr.__class__.unguarded_class
+
+        def commit(tr: Any) -> Any:
+            plain.commit(tr).wait()
+            raise fdb.FDBError(1021)
+
+        tr.__class__ = type("Lost", (tr.__class__,), {"unguarded_class": type("Lost", (plain,), {"commit": commit})})
+
+    with pytest.raises(TransactionTimedOut, match="whether that committed isn't known, and it may be run again"):
+        run_repeatable(any_db, once_answered_in_vain, timeout=0.05)
+    assert effects(any_db) == 1
+
+
 @pytest.mark.parametrize("fate", ["before", "after", "late"])
 def test_native_ids_by_foundationdbs_two_options(injected: Any, monkeypatch: pytest.MonkeyPatch, fate: Any) -> None:
     """What the official client is given, which has no call for both options."""

@@ -198,6 +198,7 @@ def _execute(
     deadline = deadline_after(timeout)
     attempt = 0
     cancelled = 0
+    known = True  # that no attempt so far has committed
     stamp: Any = None
     while True:
         attempt += 1
@@ -205,7 +206,7 @@ def _execute(
             tr = token = value = commit = None
             in_body = True
             try:
-                tr = db.create_transaction() if deadline is None else armed(db, deadline, attempt)
+                tr = db.create_transaction() if deadline is None else armed(db, deadline, attempt, known)
                 guard(tr, strategy.name == "native")
                 token = strategy.begin(tr, run_id, deadline)
                 value = fn(tr, *args, **kwargs)
@@ -218,7 +219,7 @@ def _execute(
                 if want_outcome:
                     stamp = tr.get_versionstamp()
                 if deadline is not None:
-                    disarm(tr, deadline, attempt, fn, settles)
+                    disarm(tr, deadline, attempt, fn, settles, known)
                 tr.__class__ = tr.unguarded_class
                 in_body = False
                 commit = tr.commit()
@@ -248,7 +249,7 @@ def _execute(
                 code = fdb_error_code(cause)
                 if code is None:
                     raise cause
-                check_deadline(deadline, attempt, fn, cause)
+                check_deadline(deadline, attempt, fn, cause, known)
                 if code not in RETRYABLE_IN_BODY:
                     raise cause
             else:
@@ -269,7 +270,8 @@ def _execute(
                         session.remember(run_id, settled.commit.version)
                     return _outcome(value, settled.commit, stamp, attempt, tr) if want_outcome else value
                 code = settled.code
-                check_deadline(deadline, attempt, fn, cause, settled.known)
+                known = known and settled.known
+                check_deadline(deadline, attempt, fn, cause, known)
                 cancelled += code in CANCELLATIONS
                 if cancelled >= MOST_CANCELLED_ATTEMPTS or (
                     code not in RETRYABLE_NOT_COMMITTED and code not in RESOLVED_THEN_RETRIED
