@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.process
+import multiprocessing.util
 import os
 import signal
 from collections.abc import Callable
@@ -11,6 +13,9 @@ from typing import Any
 import pytest
 
 from futures_worker import Client
+from futures_worker.client.basis import processes
+from futures_worker.client.basis.intake import Intake
+from futures_worker.client.session.session import Session
 
 pytestmark = [
     pytest.mark.embedded_only("the official client doesn't survive a fork"),
@@ -46,6 +51,39 @@ def test_what_a_process_of_multiprocessing_submits_is_stored_when_it_ends(shared
         process.join(60)
         assert process.exitcode == 0
         assert client.get_future(key="of the child").state() == "unclaimed"
+
+
+def test_what_is_submitted_by_a_client_that_nobody_has_any_more_is_stored_at_the_end(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no exit handler is called: of a forkserver's process, and of a worker's."""
+    monkeypatch.setattr(Session, "abandon", lambda *_: None)  # as where its thread hasn't come to it yet
+    monkeypatch.setattr(Intake, "_wake_ticker", lambda *_: None)
+
+    def work() -> None:
+        Client(shared_url, "test").submit(pow, 2, 5, key="the last")
+
+    work()
+    processes.store_all()
+    with Client(shared_url, "test") as client:
+        assert client.get_future(key="the last").state() == "unclaimed"
+
+
+def test_a_process_of_multiprocessing_is_told_of_when_it_first_submits(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It isn't known as such while its arguments are loaded, a client among them."""
+    told: list[Any] = []
+    monkeypatch.setattr(multiprocessing.util, "Finalize", lambda _, what, **options: told.append(what))
+    monkeypatch.setattr(processes, "_ends_for", 0)
+    with Client(shared_url, "test") as client:
+        assert not told
+        monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: "its parent")
+        for _ in range(2):
+            client.submit(pow, 2, 5)
+            client.flush()
+        assert told == [processes.store_all]
+    monkeypatch.setattr(processes, "_ends_for", 0)
 
 
 def test_a_forked_child_goes_on_with_an_executor(shared_url: str) -> None:

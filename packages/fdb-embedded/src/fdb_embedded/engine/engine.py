@@ -226,9 +226,9 @@ def _finish_at_the_end(engine: Engine) -> None:
     _open.add(engine)
     if _told == os.getpid():
         return
-    _told = os.getpid()
     process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
     if process is not None and util is not None and process.parent_process() is not None:
+        _told = os.getpid()
         util.Finalize(None, _finish_all, exitpriority=-10)  # after those who may commit something at the end, too
 
 

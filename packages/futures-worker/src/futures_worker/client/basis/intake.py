@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
+from futures_worker.client.basis import processes
 from futures_worker.client.basis.turn import Flag
 
 MAX_BATCH: Final = 250  # entries per transaction
@@ -122,6 +123,7 @@ class Intake(Generic[E]):
                 return
 
     def _wake_ticker(self) -> None:
+        processes.used()
         if self._ticker is None or not self._ticker.is_alive():
             self._ticker = threading.Thread(target=self._tick, name="mainspring-intake", daemon=True)
             self._ticker.start()

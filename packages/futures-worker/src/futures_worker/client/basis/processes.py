@@ -31,14 +31,15 @@ def opened(context: Any) -> None:
 
 
 def used() -> None:
-    """This process has a session. One that multiprocessing has forked ends without exit handlers: it tells by others."""
+    """This process has a session, or is about to submit. One that multiprocessing has forked ends without exit handlers: it tells by
+    others. It is known as such once its own work begins, after its arguments were loaded."""
     global _ends_for
     if _ends_for == os.getpid():
         return
-    _ends_for = os.getpid()
     process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
     if process is not None and util is not None and process.parent_process() is not None:
-        util.Finalize(None, _at_exit if _is_child else flush_all, exitpriority=0)
+        _ends_for = os.getpid()
+        util.Finalize(None, _at_exit if _is_child else store_all, exitpriority=0)
 
 
 def closed(context: Any) -> None:
@@ -73,8 +74,14 @@ def flush_others(context: Any, ids: Sequence[bytes]) -> None:
             other.make_known(ids)
 
 
+def store_all() -> None:
+    """Before this process is left without exit handlers: what was submitted is stored, also by clients that nobody has any more."""
+    flush_all()
+    _close_left()
+
+
 def flush_all() -> None:
-    """Before this process forks, or is left without exit handlers: what was submitted is stored."""
+    """Before this process forks: what was submitted is stored."""
     for context in open_contexts():
         try:
             context.flush()
@@ -98,6 +105,10 @@ def _at_exit() -> None:
             context.close()
         except Exception:  # the database is gone: nothing more can be stored, and nobody is left to be told
             pass
+    _close_left()
+
+
+def _close_left() -> None:
     for reference in list(_left.values()):
         session = reference()
         if session is not None:

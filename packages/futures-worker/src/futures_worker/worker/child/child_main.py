@@ -23,7 +23,7 @@ from fdb_datamodel import Away, hold_futures
 from fdb_schema.serving import tracing
 from fdb_schema.serving.private_files import read_own
 from futures_worker import payload
-from futures_worker.client.basis.processes import flush_all
+from futures_worker.client.basis.processes import store_all
 from futures_worker.code.function_changes import carries_state
 from futures_worker.database import run_patiently
 from futures_worker.errors import DeadlockError, MainspringError, ResultPickleError, TaskUnpickleError
@@ -349,7 +349,7 @@ def run_child(
     status = 0
     try:
         ChildLoop(tasks, results, directory, url, cluster, interrupts.install(shared)).run()
-        flush_all()  # what the last task has submitted just now
+        store_all()  # what the last task has submitted just now
     except (BrokenPipeError, ConnectionError):
         pass  # the worker is gone
     except BaseException:
