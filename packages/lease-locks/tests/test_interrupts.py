@@ -127,6 +127,23 @@ def test_a_lease_whose_release_is_interrupted_before_it_asks_the_database_is_rel
     assert lease.release()
 
 
+def test_leases_that_one_remote_has_joined_are_released_where_that_is_interrupted(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise Interrupt
+
+    with LeaseManager(locks.db, cluster="demo") as remote:
+        leases = [locks.acquire(name) for name in "ab"]
+        for lease in leases:
+            remote.join(lease.name, lease.writer_id)
+        with monkeypatch.context() as patched:
+            patched.setattr(locks.session.ledger, "look", interrupted)
+            with pytest.raises(Interrupt):
+                locks.session.release_all([lease.part for lease in leases])
+        eventually(lambda: remote.list() == [], "they are given back")
+
+
 def test_an_interrupt_at_the_end_of_an_inner_block_releases_no_outer_one(
     locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,9 +133,11 @@ class Session(Context):
         held = [part for part in parts if not _is_released(part)]
 
         def give_back(tr: Any) -> None:
+            told: set[bytes] = set()
+            who = self.sid, self.by, "", self.clocks.wall_us(), told
             for part in held:
                 self.ledger.end_grant(part)
-                ending.release(tr, self.space, part.lock, part.token, self.sid, self.by, "", self.clocks.wall_us())
+                ending.release(tr, self.space, part.lock, part.token, *who)
 
         if held:
             self.ledger.owe(give_back)
