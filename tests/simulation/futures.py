@@ -42,7 +42,10 @@ class Futures:
             while self.left > 0:
                 self.left -= 1
                 known.append(self.wishes.submit(process, client, known))
-                if chance.random() < 0.1:
+                if known[-1].kind in ("parent", "cleaning") and chance.random() < 0.3:
+                    time.sleep(1.0)  # it has begun by then, perhaps
+                    self.wishes.cancel(process, known[-1])
+                elif chance.random() < 0.1:
                     self.wishes.cancel(process, chance.choice(known))
                 if chance.random() < 0.1:
                     self.wishes.copy(client, chance.choice(known))
