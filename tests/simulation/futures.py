@@ -61,7 +61,7 @@ class Futures:
             for child in one.returned(rows.patiently(one.handle)):
                 self._await(process, child)
         except rows.GONE:
-            if one.shared is None or not one.shared.again:
+            if one.shared is None or not (one.shared.again or one.shared.was_forsaken()):
                 rows.was_silent(process)
         except AssertionError:
             raise

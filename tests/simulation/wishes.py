@@ -50,6 +50,10 @@ class Shared:
     again: bool = False
     """Whether it was submitted again when nobody had it any more: then it may be gone."""
 
+    def was_forsaken(self) -> bool:
+        """Whether one of those who had it was silent for so long that it may be gone for whoever submitted its key later."""
+        return any(process.silent > workers.SESSION_TTL / 2 for process in self.holders)
+
     def held(self) -> bool:
         """Whether somebody has it."""
         return any(not process.dead for process in self.holders)
@@ -104,10 +108,8 @@ class Wish:
             assert beside != b"soft" or not trusted(known), f"{self} was told of a soft limit that it didn't reach"
         if self.shared is not None:
             known_value = self.shared.value = self.shared.value or beside
-            silent = any(process.silent > workers.SESSION_TTL / 2 for process in self.shared.holders)
-            assert known_value == beside or silent or self.shared.again, (
-                f"{self} came to {beside}, and to {known_value}"
-            )
+            again = self.shared.again or self.shared.was_forsaken()
+            assert known_value == beside or again, f"{self} came to {beside}, and to {known_value}"
         return [
             Wish("child", at, self.does["child"], PATIENT, at, handle=one, asked_to_cancel=self.asked_to_cancel)
             for at, one in enumerate(made)
