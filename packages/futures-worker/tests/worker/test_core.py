@@ -261,6 +261,21 @@ def test_what_is_claimed_next_lasts_until_a_turn_is_over(known: float | None, se
     assert d.core.claim_target == limit
 
 
+@pytest.mark.parametrize(("turn_seconds", "ahead"), [(0.0, 1), (0.028, 4), (30.0, 7)])
+def test_a_child_is_sent_what_it_can_run_while_a_turn_is_taken(turn_seconds: float, ahead: int) -> None:
+    d = Driver(slots=1)
+    d.core.pace.observe(b"f", 0.007)
+    d.core.claim_target, d.core.turn_seconds = 100, turn_seconds
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
+    d.core.turn_seconds = turn_seconds
+    event = TurnEnded(claims(*map(claim, range(20))), turn, turn_seconds)
+    assert len(sent(d.say(event))) == ahead
+    d.say(after=0.012)
+    assert not d.core.children[0].rescued, "it takes as long as it may"
+    d.say(after=0.003)
+    assert d.core.children[0].rescued is (ahead > 1)
+
+
 def test_turns_are_smaller_while_the_database_is_slow() -> None:
     state = Driver(slots=2).core
     sizes = []
@@ -296,7 +311,7 @@ def test_work_that_turns_out_long_goes_back_to_the_pool_while_others_are_idle() 
     held = len(d.core.tasks)
     assert held == 58
     given = []
-    instructions = d.say(after=planning.STUCK)
+    instructions = d.say(after=dispatching.STUCK)
     assert d.only(TakeBack, instructions) == [TakeBack(0)]
     assert sent(d.say(TasksReturned(0, tuple(t.seq for t in list(d.core.children[0].queue)[1:])))) == []
     assert outcomes(d.say(PeersSeen(0, 2))) == [], "a busy peer would gain nothing"
@@ -314,7 +329,7 @@ def test_what_an_idle_peer_has_no_room_for_is_kept() -> None:
     (turn,) = d.only(RunTurn, d.result(0, 0, 10))
     d.core.claim_target = 100
     d.say(TurnEnded(claims(*[claim(i, shape=(1000, 0, 0)) for i in range(2, 60)]), turn))
-    d.say(after=planning.STUCK)
+    d.say(after=dispatching.STUCK)
     d.say(TasksReturned(0, tuple(t.seq for t in list(d.core.children[0].queue)[1:])))
     before = [task.claim.id for task in d.core.ready]
     assert outcomes(d.say(PeersSeen(0, 2, 1, (1000, 0, 0)), after=0.05)) == [], "it may be from before they came"
@@ -336,10 +351,10 @@ def test_tasks_stuck_behind_a_long_one_go_to_an_idle_child() -> None:
         if child is not stuck:
             d.say(ChildSaid(child.number, [[messages.RESULT, t.seq, 10, b""] for t in child.queue]))
     d.say(after=planning.LINGER)
-    assert d.core.deadline() == d.now - planning.LINGER + planning.STUCK
-    assert d.only(TakeBack, d.say(after=planning.STUCK)) == [TakeBack(stuck.number)]
-    assert d.core.deadline() == d.core.children[stuck.number].head_since + planning.SKIPS
-    assert d.only(TakeBack, d.say(after=planning.STUCK)) == []
+    assert d.core.deadline() == d.now - planning.LINGER + dispatching.STUCK
+    assert d.only(TakeBack, d.say(after=dispatching.STUCK)) == [TakeBack(stuck.number)]
+    assert d.core.deadline() == d.core.children[stuck.number].head_since + dispatching.SKIPS
+    assert d.only(TakeBack, d.say(after=dispatching.STUCK)) == []
     behind = [t.claim.id for t in list(stuck.queue)[1:]]
     moved = sent(d.say(TasksReturned(stuck.number, tuple(t.seq for t in list(stuck.queue)[1:]))))
     assert [i.to_bytes(16, "big") for i in moved] == behind
@@ -852,7 +867,7 @@ def test_a_stored_result_is_brought_to_what_was_claimed_behind_it() -> None:
 def test_a_follower_that_was_taken_back_is_sent_with_the_result_itself() -> None:
     d = quick()
     d.claim(*chain(2, 2))
-    assert d.only(TakeBack, d.say(after=planning.STUCK)) == [TakeBack(0)]
+    assert d.only(TakeBack, d.say(after=dispatching.STUCK)) == [TakeBack(0)]
     assert sent(d.say(TasksReturned(0, (d.seq_of(3),)))) == [], "it waits for the one before"
     assert sent(d.result(0, d.seq_of(2), value=b"two")) == [3]
     assert d.core.tasks[claim(3).id].dependencies == [b"two"]
@@ -861,7 +876,7 @@ def test_a_follower_that_was_taken_back_is_sent_with_the_result_itself() -> None
 def test_a_cancelled_link_takes_those_behind_it_out_of_hand() -> None:
     d = quick()
     d.claim(*chain(2, 4))
-    d.say(after=planning.STUCK)
+    d.say(after=dispatching.STUCK)
     d.say(TasksReturned(0, tuple(d.seq_of(n) for n in (3, 4, 5))))
     ended = outcomes(d.say(MailArrived((MailEntry(claim(3).id, "cancel"),))))
     assert [(o.event, o.claim.id) for o in ended] == [("relinquish_claim", claim(n).id) for n in (4, 5)]

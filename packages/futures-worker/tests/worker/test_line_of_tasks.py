@@ -6,7 +6,7 @@ from core_driver import Driver, answer_ring, claim, claims, outcomes, sent
 
 from fdb_datamodel import Claim, MailEntry
 from futures_worker.worker import messages
-from futures_worker.worker.deciding import planning
+from futures_worker.worker.deciding import dispatching, planning
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
@@ -92,7 +92,7 @@ def stuck(count: int = 20, code: bytes = QUICK) -> Driver:
     """A worker whose only slot runs the first of some tasks for longer than it expected; the others are in line."""
     d = after_many_quick_ones()
     d.claim(*[claim(i, code=code) for i in range(count)])
-    assert d.only(TakeBack, d.say(after=planning.STUCK)) == [TakeBack(0)]
+    assert d.only(TakeBack, d.say(after=dispatching.STUCK)) == [TakeBack(0)]
     d.say(TasksReturned(0, tuple(t.seq for t in list(d.core.children[0].queue)[1:])))
     assert len(d.core.ready) == count - 1
     return d
@@ -157,10 +157,10 @@ def test_a_late_task_whose_inputs_are_on_their_way_goes_back_when_they_are_there
 def test_what_shares_a_packet_with_a_long_task_is_known_not_to_begin() -> None:
     d = after_many_quick_ones()
     d.claim(*[claim(i, code=QUICK) for i in range(5)])
-    d.say(after=planning.STUCK)
+    d.say(after=dispatching.STUCK)
     d.say(TasksReturned(0, ()))  # the child has read them all
     assert not d.core.ready
-    d.say(after=planning.SKIPS)
+    d.say(after=dispatching.SKIPS)
     assert [task.claim.id for task in d.core.ready] == [claim(i).id for i in range(1, 5)]
     first = d.seq_of(0)
     skipped = [[messages.SKIPPED, first + i] for i in range(1, 5)]

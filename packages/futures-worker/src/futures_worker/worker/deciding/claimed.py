@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, allot, index_shape, named_of
+from futures_worker.worker.deciding.dispatching import MOST_COVERED
 from futures_worker.worker.deciding.instructions import (
     DropObject,
     InputsBroken,
@@ -27,8 +28,6 @@ MOST_RING_DELAY = 0.004
 """Seconds that such a worker waits after a ring, doubled from the first to the second while it finds nothing."""
 LEAST_COST = 1e-4
 """Seconds that a task takes at least, with all that goes with it."""
-MOST_COVERED = 0.05
-"""Seconds of a turn that more is claimed for: a database that once takes longer may be quick again."""
 HOLD_AFTER = 2.0
 """Seconds that a shape is passed over, for want of room, before room is made for it."""
 HOLD_MOST = 60.0

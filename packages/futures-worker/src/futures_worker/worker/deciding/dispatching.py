@@ -11,7 +11,9 @@ from futures_worker.worker.deciding.tasks import Child, ChildState, Task
 from futures_worker.worker.messages import PACKET_SECONDS
 
 WINDOW = 0.004
-"""Seconds of work sent to a child ahead of what it runs."""
+"""Seconds of work sent to a child ahead of what it runs; more where a turn takes longer, in which nothing can be sent."""
+MOST_COVERED = 0.05
+"""Seconds of a turn that more is claimed, and sent, for: a database that once takes longer may be quick again."""
 MOST_SENT = 128
 """Tasks sent to a child ahead at most."""
 PER_PACKET = 14
@@ -130,7 +132,7 @@ def dispatch(state: WorkerState) -> None:
         if at is None:
             continue
         known = state.pace.of(ready[at].claim.code)
-        window = 1 if known is None else max(1, min(MOST_SENT, int(WINDOW / max(known, 1e-6))))
+        window = 1 if known is None else max(1, min(MOST_SENT, int(_ahead_of(state, known) / max(known, 1e-6))))
         room = window - len(child.queue)
         if room <= 0:
             continue
@@ -149,6 +151,11 @@ def dispatch(state: WorkerState) -> None:
         _send(state, child, batch)
     if ready and busy < state.slots:
         staff(state)  # children of other homes are idle
+
+
+def _ahead_of(state: WorkerState, known: float) -> float:
+    """Seconds of work to send to a child at a time, of tasks that take `known` each."""
+    return max(WINDOW, min(state.turn_seconds, MOST_COVERED)) if known <= STUCK else WINDOW
 
 
 def _let_go_of(state: WorkerState, child: Child, task: Task) -> bool:
@@ -242,7 +249,13 @@ def rescue(state: WorkerState) -> None:
 
 def stuck(state: WorkerState, child: Child) -> bool:
     """Whether a child's first task has run for so long that nothing is sent behind it."""
-    return len(child.queue) > 0 and silence(state, child) >= STUCK
+    return len(child.queue) > 0 and silence(state, child) >= stuck_after(state, child)
+
+
+def stuck_after(state: WorkerState, child: Child) -> float:
+    """Seconds of a child's first task after which it is: twice what such a task takes, where that is short enough to be sent ahead."""
+    known = state.pace.of(child.queue[0].claim.code)
+    return 2 * known if known is not None and STUCK < 2 * known <= 2 * STUCK else STUCK
 
 
 def silence(state: WorkerState, child: Child) -> float:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from fdb_datamodel import Capacity, Outcome, Requirements, named_of
-from futures_worker.worker.deciding.dispatching import MOST_SENT, SKIPS, STUCK, dispatch, rescue, silence, staff
+from futures_worker.worker.deciding.dispatching import MOST_SENT, SKIPS, dispatch, rescue, silence, staff, stuck_after
 from futures_worker.worker.deciding.instructions import Finish, InterruptTask, KillChild, RunTurn
 from futures_worker.worker.deciding.state import WorkerState
 from futures_worker.worker.deciding.tasks import HORIZON, SHORT, Child, ChildState, Task
@@ -101,7 +101,7 @@ def _due_of_children(state: WorkerState, times: list[float]) -> None:
         if soft is not None:
             times.append(child.head_since + soft)
         if len(child.queue) > 1 and child.state is ChildState.running:
-            times.append(child.head_since + (SKIPS if child.rescued else STUCK))
+            times.append(child.head_since + (SKIPS if child.rescued else stuck_after(state, child)))
 
 
 def _enforce_timeouts(state: WorkerState) -> None:
@@ -223,6 +223,7 @@ def _ahead_seconds(state: WorkerState) -> float:
 
 def learn_from_turn(state: WorkerState, size: int, seconds: float) -> None:
     """Adapt how much a turn carries to how long the database takes for one of `size` outcomes or claims."""
+    state.turn_seconds = (state.turn_seconds + seconds) / 2
     if seconds > SLOW_TURN:
         state.per_turn = max(LEAST_PER_TURN, min(state.per_turn, size) // 2)
     elif seconds < SLOW_TURN / 4 and size > state.per_turn // 2:

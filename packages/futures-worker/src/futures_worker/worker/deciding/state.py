@@ -76,6 +76,7 @@ class WorkerState:
     stocked: bool = False  # whether work was in line here when they last said so
     idle_room: Shape = (0, 0, 0)  # what one of them has free
     per_turn: int = 500  # claims or outcomes of one transaction: as many as planning allows, fewer where those are slow
+    turn_seconds: float = 0.0  # that the last turns took
     claim_target: int = 0  # tasks to have in hand, doubled while the pool gives as many as asked for
     passed: bool = False  # whether the last claim met entries that don't fit
     blocked_shapes: tuple[Requirements, ...] = ()  # what the pool holds that doesn't fit now
