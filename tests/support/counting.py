@@ -42,6 +42,23 @@ class Tally:
         )
 
 
+class Counted:
+    """A database that counts the transactions made by it."""
+
+    def __init__(self, db: Any, *, but_by: str = "") -> None:
+        """`but_by`: the name of a thread of which none counts."""
+        self._db = db
+        self._but_by = but_by
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def create_transaction(self) -> Any:
+        self.count += threading.current_thread().name != self._but_by
+        return self._db.create_transaction()
+
+
 @contextmanager
 def counted(db: Any) -> Iterator[Tally]:
     """What all transactions of this process on a database ask meanwhile that are begun meanwhile."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forks import in_child
 
 import fdb_embedded
 from fdb_embedded.storage import durability, files, seal
@@ -232,19 +233,6 @@ def test_a_watch_wakes_in_another_process(start: Callable[..., Any], tmp_path: P
         assert process.stdout.readline() == "changed\n"
         assert process.wait(60) == 0
     fdb_embedded.close(db)
-
-
-def in_child(body: Callable[[], None]) -> int:
-    """Run `body` in a forked child; its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            body()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -5,26 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.counting import Counted
 
 import fdb_schema
 from idempotent_txn import run
 from idempotent_txn.ids.floor import VersionFloor
 from idempotent_txn.session import session_of
-
-
-class Counted:
-    """A database that counts the transactions made by it."""
-
-    def __init__(self, db: Any) -> None:
-        self._db = db
-        self.count = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
-
-    def create_transaction(self) -> Any:
-        self.count += 1
-        return self._db.create_transaction()
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import fcntl
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forks import in_child
 
 from s3heap_tender import Heap, SysDb
 from s3heap_tender.objects.writer import _Group
@@ -19,20 +19,6 @@ from s3heap_tender.stores.file import FileStore
 from s3heap_tender.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.embedded_only("the official client doesn't survive a fork")
-
-
-def in_child(body: Callable[[], None]) -> int:
-    """Run `body` in a forked child; its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)
-        code = 1
-        try:
-            body()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_a_child_keeps_no_lock_of_a_file_that_another_thread_was_writing(

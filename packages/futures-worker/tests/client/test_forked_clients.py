@@ -5,12 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import multiprocessing.util
-import os
-import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.forks import in_child
 
 from futures_worker import Client
 from futures_worker.client.basis import processes
@@ -21,20 +19,6 @@ pytestmark = [
     pytest.mark.embedded_only("the official client doesn't survive a fork"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-def in_child(body: Callable[[], None]) -> int:
-    """Run `body` in a forked child; its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)
-        code = 1
-        try:
-            body()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,22 +15,6 @@ from idempotent_txn import run
 
 WAIT = 60.0
 SPACE = ClusterSpace("test")
-
-
-class Counted:
-    """A database that counts the transactions made by it."""
-
-    def __init__(self, db: Any) -> None:
-        self._db = db
-        self.count = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
-
-    def create_transaction(self) -> Any:
-        if threading.current_thread().name != "mainspring-session":
-            self.count += 1
-        return self._db.create_transaction()
 
 
 def until(true: Callable[[], Any]) -> Any:

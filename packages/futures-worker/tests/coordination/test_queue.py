@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from conftest import seed_params
-from coordination_lab import WAIT, Counted, Process, until, waiting
+from coordination_lab import WAIT, Process, until, waiting
+from support.counting import Counted
 
 from fdb_datamodel import declare_session_dead, validate
 from fdb_datamodel.coordination.lines import PUTTERS
@@ -139,7 +140,7 @@ def test_who_waits_for_room_is_served_too(client: Client) -> None:
 
 def test_what_each_costs_in_transactions(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("idempotent_txn.ids.floor.FLOOR_SECONDS", math.inf)  # now and then a version is asked for, too
-    db = Counted(any_db)
+    db = Counted(any_db, but_by="mainspring-session")
     with Client(db, "test") as client:
         jobs, small = client.queue("jobs"), client.queue("small", maxsize=1)
         jobs.put(0)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from conftest import seed_params
-from coordination_lab import SPACE, WAIT, Counted, Process, until, waiting
+from coordination_lab import SPACE, WAIT, Process, until, waiting
+from support.counting import Counted
 
 from fdb_datamodel import close_session, validate
 from fdb_schema import open_database
@@ -71,7 +72,7 @@ def test_it_is_deleted_with_those_who_wait_told(client: Client) -> None:
 
 def test_what_each_costs_in_transactions(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("idempotent_txn.ids.floor.FLOOR_SECONDS", math.inf)  # now and then a version is asked for, too
-    db = Counted(any_db)
+    db = Counted(any_db, but_by="mainspring-session")
     with Client(db, "test") as client:
         two, event = client.semaphore("two", 2), client.event("e")
         two.acquire()

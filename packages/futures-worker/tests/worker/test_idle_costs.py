@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from support.counting import Counted
 
 from fdb_datamodel import (
     Capacity,
@@ -47,21 +48,6 @@ from idempotent_txn import run
 
 SPACE = ClusterSpace("test")
 MINUTE = 60.0
-
-
-class Counted:
-    """A database that counts the transactions made by it, and those of them that wrote."""
-
-    def __init__(self, db: Any) -> None:
-        self._db = db
-        self.count = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
-
-    def create_transaction(self) -> Any:
-        self.count += 1
-        return self._db.create_transaction()
 
 
 class House:
