@@ -71,7 +71,7 @@ def _revives_by_late_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _tells_a_session_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell(tr: Any, space: Any, sids: Any) -> None:
+    def tell(tr: Any, space: Any, sids: Any, told: Any = None) -> None:
         for sid in sids:
             if tr.get(space.revocation(sid)).present():
                 tr.set_versionstamped_value(space.revocation(sid), ending.stamped_value())

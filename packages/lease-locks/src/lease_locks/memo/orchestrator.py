@@ -218,7 +218,16 @@ class Orchestrator:
             if future is not None:
                 log.info("%s: the remote of writer %s is adopted", keys.memo, token.hex)
                 self._note_of(keys, token, adopted_by=bytes(lease.token))
-                self._note(keys, lease, handle=attempt.handle, note=f"adopted the remote of {token.hex}")
+                note = f"adopted the remote of {token.hex}"  # in the first row of this attempt
+                run(
+                    self.locks.db,
+                    change_attempt,
+                    keys,
+                    lease.token,
+                    strategy=IDEMPOTENT,
+                    handle=attempt.handle,
+                    note=note,
+                )
                 return future
         lock = self.locks.space.lock(lease.name)
         if run(self.locks.db, unadopt, lock, lease.token, strategy=IDEMPOTENT):
