@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import multiprocessing
 import os
 import random
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forks import in_child
+from support.forks import in_child, paused_child, take_lock
 
 import fdb_embedded
 from fdb_embedded.storage import durability, files, seal
@@ -293,21 +293,15 @@ def test_a_child_forked_while_another_thread_has_a_lock_doesn_t_keep_it(
 
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(step()))
-    with monkeypatch.context() as patched:
-        patched.setattr(module, name, slow)
-        thread.start()
-        assert inside.wait(60)
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-        goes_on.set()
-        thread.join(60)
-    try:
-        with (path / lock).open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    with contextlib.ExitStack() as child:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, slow)
+            thread.start()
+            assert inside.wait(60)
+            child.enter_context(paused_child())
+            goes_on.set()
+            thread.join(60)
+        take_lock(path / lock)
     fdb_embedded.close(found[0] if what == "open" else db)
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forks import in_child
+from support.forks import in_child, paused_child, take_lock
 
 from s3heap_tender import Heap, SysDb
 from s3heap_tender.objects.writer import _Group
@@ -37,18 +34,11 @@ def test_a_child_keeps_no_lock_of_a_file_that_another_thread_was_writing(
     thread = threading.Thread(target=lambda: store.put("a", b"one", if_match=None))
     thread.start()
     assert inside.wait(60)
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    goes_on.set()
-    thread.join(60)
-    try:
+    with paused_child():
+        goes_on.set()
+        thread.join(60)
         for lock in (tmp_path / ".locks").iterdir():
-            with lock.open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            take_lock(lock)
 
 
 def test_a_child_waits_for_no_thread_of_its_parent(shared_db: Any) -> None:

@@ -322,14 +322,14 @@ def test_an_idle_worker_beats_and_rereads_more_seldom_and_a_busy_one_at_once_as_
 
 def test_a_worker_with_a_task_for_a_moment_beats_with_its_turn_and_one_with_a_long_one_by_itself() -> None:
     rhythm = Rhythm(TTL_SECONDS)
-    rhythm.is_busy(10.0, False)
+    rhythm.saw(10.0, False)
     rhythm.beats(10.0)
-    rhythm.is_busy(11.0, True)
+    rhythm.saw(11.0, True)
     assert rhythm.beat_due(busy=True) == 10.0 + TTL_SECONDS / 4, "no beat comes before its turn"
     assert rhythm.carries(11.0)
     rhythm.beats(11.0)
     assert not rhythm.carries(11.4)
-    rhythm.is_busy(11.4, True)
+    rhythm.saw(11.4, True)
     assert rhythm.beat_due(busy=True) == 11.0 + HEARTBEAT_SECONDS
 
 

@@ -1,8 +1,8 @@
-"""A version from before an attempt began, which bounds its commit version from below, at the cost of a clock reading.
+"""A version from before an attempt's commit, which bounds its commit version from below, at the cost of a clock reading.
 
-The attempt's own read version would be exact; but asking a write-only transaction for it costs more than all else that
-a strategy does. A read version that was had at most a moment before the attempt serves as well: every later commit has
-a greater version.
+The attempt's own read version is exact; but asking a write-only transaction for it costs more than all else that a
+strategy does. A read version that was had at most a moment before the attempt serves as well: every later commit has
+a greater version. So the attempt is asked only where that moment is over, and its answer serves those that follow.
 """
 
 from __future__ import annotations

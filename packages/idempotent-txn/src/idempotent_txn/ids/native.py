@@ -77,16 +77,16 @@ class Native:
             self._set_option(tr, AUTOMATIC_IDEMPOTENCY, None, 0)
 
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
-        if type(token) is list:
-            if "chose_read_version" in tr.__dict__:  # by its body: a client takes any, also one that is yet to come
-                token[1] = self._floor.version(token[4])
-                return
-            try:
+        if type(token) is not list:
+            return
+        try:
+            if "chose_read_version" not in tr.__dict__:  # by its body: a client takes any, also one that is yet to come
                 token[1] = self._floor.of(tr)
-            except Exception as error:
-                if fdb_error_code(error) not in GIVEN_UP:
-                    raise
-                token[1] = self._floor.version(token[4])  # its commit will tell
+                return
+        except Exception as error:
+            if fdb_error_code(error) not in GIVEN_UP:  # else its commit will tell
+                raise
+        token[1] = self._floor.version(token[4])
 
     def committed(self, tr: Any, token: _Attempt) -> None:
         return None

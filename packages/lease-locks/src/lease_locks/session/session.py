@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fdb_schema import MainspringError, read_ahead
@@ -131,21 +131,11 @@ class Session(Context):
     def release_later(self, parts: Sequence[Part]) -> None:
         """Whoever was to release these grants was interrupted: they end as soon as the database answers."""
         held = [part for part in parts if not _is_released(part)]
-
-        def give_back(tr: Any) -> None:
-            told: set[bytes] = set()
-            who = self.sid, self.by, "", self.clocks.wall_us(), told
-            for part in held:
-                self.ledger.end_grant(part)
-                ending.release(tr, self.space, part.lock, part.token, *who)
-
         if held:
-            self.ledger.owe(give_back)
+            self.ledger.owe(self._ending(held))
 
-    def _release_all(self, parts: Sequence[Part], timeout: float | None) -> list[bool | Exception]:
-        for part in parts:
-            self.ledger.look(part)
-        held = [part for part in parts if not _is_released(part)]
+    def _ending(self, held: Sequence[Part]) -> Callable[[Any], list[str]]:
+        """The transaction that ends grants of different names; what `ending.release` says of each."""
 
         def give_back(tr: Any) -> list[str]:
             for part in held:
@@ -156,8 +146,15 @@ class Session(Context):
             _ahead = read_ahead(tr, [(key, key + b"\xff", 0) for key in rows])
             return [ending.release(tr, self.space, part.lock, part.token, *who) for part in held]
 
+        return give_back
+
+    def _release_all(self, parts: Sequence[Part], timeout: float | None) -> list[bool | Exception]:
+        for part in parts:
+            self.ledger.look(part)
+        held = [part for part in parts if not _is_released(part)]
         outcomes: dict[int, str] = {}
         if held:
+            give_back = self._ending(held)
             for part in held:
                 part.holding.unsettled = True
             self.ledger.note(give_back)

@@ -255,7 +255,7 @@ def stuck(state: WorkerState, child: Child) -> bool:
 def stuck_after(state: WorkerState, child: Child) -> float:
     """Seconds of a child's first task after which it is: twice what such a task takes, where that is short enough to be sent ahead."""
     known = state.pace.of(child.queue[0].claim.code)
-    return 2 * known if known is not None and STUCK < 2 * known <= 2 * STUCK else STUCK
+    return max(STUCK, 2 * known) if known is not None and known <= STUCK else STUCK
 
 
 def silence(state: WorkerState, child: Child) -> float:

@@ -34,7 +34,7 @@ class Rhythm:
         self._reread = REREAD_SECONDS
         self._next_reread = float("-inf")
 
-    def is_busy(self, now: float, busy: bool) -> None:
+    def saw(self, now: float, busy: bool) -> None:
         """Whether there are tasks, at each look: who has had some for a moment only gives no sign of life for it."""
         if busy and not self._busy:
             self._busy_since = now

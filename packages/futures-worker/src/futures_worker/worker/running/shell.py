@@ -187,7 +187,7 @@ class Shell:
         events: list[Event] = []
         try:
             rhythm, busy = self._rhythm, bool(self.core.tasks)
-            rhythm.is_busy(now, busy)
+            rhythm.saw(now, busy)
             if rhythm.looks(now, busy):
                 self._children_pool.look(events)
             if now >= rhythm.beat_due(busy):
